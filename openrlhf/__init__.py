@@ -1,0 +1,3 @@
+"""Goal-conditioned reward models for language models."""
+
+__version__ = "0.1.0"

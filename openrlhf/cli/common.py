@@ -1,0 +1,221 @@
+"""What the training commands share between parsing and training."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from openrlhf.datasets.sources import load_rows, split_rows
+from openrlhf.models.reward_model import load_tokenizer
+from openrlhf.trainer.config import TrainConfig
+from openrlhf.trainer.engine import Engine, OptimizerSettings, make_engine
+from openrlhf.trainer.plan import TrainingPlan
+from openrlhf.utils.checkpoint import atomic_dir, clean_stale, ensure_writable
+from openrlhf.utils.run_log import RunLog
+from openrlhf.utils.storage import check_s3_target, upload_dir
+
+logger = logging.getLogger(__name__)
+
+POCKET = "pocket"
+POCKET_POLICY = Path(__file__).resolve().parents[2] / "examples" / "pocket"
+# Files of a run that stay when a newly saved model takes the place of its folder.
+RUN_FILES = ("manifest.json", "metrics.jsonl", "metrics.previous.jsonl", "wandb", "tensorboard")
+
+Result = TypeVar("Result")
+
+
+def cache_folder() -> Path:
+    """Where generated pocket data lies: $OPENRLHF_CACHE, else ~/.cache/openrlhf."""
+    return Path(os.environ.get("OPENRLHF_CACHE", Path.home() / ".cache" / "openrlhf"))
+
+
+def run_command(main: Callable[[], None]) -> None:
+    """Call a command; a mistake of the user or a failed service ends it with one line and exit code 1."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    for noisy in ("httpx", "deepspeed", "datasets", "matplotlib"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    if not torch.cuda.is_available():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # accelerate imports deepspeed, which else prints a warning
+    try:
+        main()
+    except (ValueError, RuntimeError, OSError) as error:
+        if os.environ.get("OPENRLHF_TRACEBACK"):
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        print("(set OPENRLHF_TRACEBACK=1 to see where)", file=sys.stderr)
+        sys.exit(1)
+
+
+def resolve_pocket_model(name: str) -> str:
+    """'pocket' is the policy that the repository carries; other names stay."""
+    if name != POCKET:
+        return name
+    if not (POCKET_POLICY / "config.json").is_file():
+        raise ValueError(f"the pocket policy is missing at {POCKET_POLICY}; run run_scripts/build_pocket_policy.sh")
+    return str(POCKET_POLICY)
+
+
+def resolve_attention(flash_attn: bool, attn_implementation: str | None) -> str | None:
+    """Name for transformers; without flash-attn, --flash_attn says so and becomes sdpa."""
+    if not flash_attn and attn_implementation != "flash_attention_2":
+        return attn_implementation
+    from transformers.utils import is_flash_attn_2_available
+
+    if is_flash_attn_2_available():
+        return "flash_attention_2"
+    logger.warning("flash-attn is not installed (pip install flash-attn, needs a GPU); using sdpa attention")
+    return "sdpa"
+
+
+def check_outputs(config: TrainConfig) -> None:
+    """Refuse save paths and services that cannot work, before anything is loaded. Main process only."""
+    ensure_writable(config.save_path)
+    clean_stale(Path(config.save_path).resolve().parent)
+    if config.save_steps > 0:
+        ensure_writable(config.checkpoint_folder, inside=True)
+    if config.s3_save_path:
+        check_s3_target(config.s3_save_path)
+
+
+def start_engine(config: TrainConfig) -> Engine:
+    """The engine that the flags and the launcher ask for."""
+    return make_engine(
+        bf16=config.use_bf16,
+        zero_stage=config.zero_stage,
+        micro_batch_size=config.micro_train_batch_size,
+        global_batch_size=config.train_batch_size,
+        max_norm=config.max_norm,
+        zpg=config.zpg,
+        adam_offload=config.adam_offload,
+        overlap_comm=config.overlap_comm,
+        grad_accum_dtype=config.grad_accum_dtype,
+        disable_trace_cache=config.disable_trace_cache,
+    )
+
+
+def main_first(engine: Engine, work: Callable[[], Result]) -> Result:
+    """Run work in the main process first, so that the others find its result in the cache.
+
+    An error of the main process ends all of them.
+    """
+    result, failure = None, None
+    if engine.is_main:
+        try:
+            result = work()
+        except Exception as error:
+            failure = error
+    told = engine.broadcast(None if failure is None else str(failure))
+    if failure is not None:
+        raise failure
+    if told is not None:
+        raise ValueError(f"stopped by the main process: {told}")
+    return result if engine.is_main else work()
+
+
+def training_tokenizer(config: TrainConfig):
+    """Tokenizer of the model to train, with a pad token that is not EOS and the chat template asked for."""
+    tokenizer = load_tokenizer(resolve_pocket_model(config.pretrain), config.pad_token)
+    if config.tokenizer_chat_template:
+        tokenizer.chat_template = config.tokenizer_chat_template
+    if config.apply_chat_template and not tokenizer.chat_template:
+        raise ValueError(f"--apply_chat_template: the tokenizer of {config.pretrain} has no chat template")
+    return tokenizer
+
+
+def load_splits(config: TrainConfig, prompt_key: str | None) -> tuple[Any, Any | None]:
+    """Training and evaluation rows; the latter are named, or taken out of the former with all rows of a prompt.
+
+    Args:
+        prompt_key: column that names the prompt of a row; None: the usual names.
+    """
+
+    def rows(spec: str, split: str):
+        probs = config.dataset_probs if spec == config.dataset else None
+        return load_rows(
+            spec, split, probs=probs, max_samples=config.max_samples, seed=config.seed, on_bad_row=config.on_bad_row
+        )
+
+    train = rows(config.dataset, config.dataset_split)
+    if config.eval_dataset or config.eval_split:
+        return train, rows(config.eval_dataset or config.dataset, config.eval_split or "train")
+    if config.eval_fraction == 0:
+        return train, None
+    group_columns = {"group_columns": [prompt_key]} if prompt_key else {}
+    return split_rows(train, config.eval_fraction, config.seed, **group_columns)
+
+
+def optimizer_settings(config: TrainConfig, plan: TrainingPlan) -> OptimizerSettings:
+    """Settings of AdamW and its schedule for a plan."""
+    return OptimizerSettings(
+        learning_rate=config.learning_rate,
+        betas=(config.adam_betas[0], config.adam_betas[1]),
+        weight_decay=config.l2,
+        max_norm=config.max_norm,
+        scheduler=config.lr_scheduler,
+        warmup_steps=round(plan.total_steps * config.lr_warmup_ratio),
+        min_lr_ratio=config.min_lr_ratio,
+        total_steps=plan.total_steps,
+    )
+
+
+def open_log(config: TrainConfig, engine: Engine, command: str, resume_step: int | None) -> RunLog:
+    """Metrics file and trackers of a run; the main process writes, the others are silent."""
+    return RunLog(
+        config.save_path,
+        command,
+        dataclasses.asdict(config),
+        is_main=engine.is_main,
+        use_wandb=config.use_wandb,
+        wandb_org=config.wandb_org,
+        wandb_group=config.wandb_group,
+        wandb_project=config.wandb_project,
+        wandb_run_name=config.wandb_run_name,
+        tensorboard_dir=config.use_tensorboard,
+        resume_step=resume_step,
+    )
+
+
+def run_identity(config: TrainConfig, fingerprint: str) -> dict[str, Any]:
+    """Settings that a resumed run must share with the one that wrote the checkpoint."""
+    free = {
+        "save_path", "ckpt_path", "load_checkpoint", "s3_save_path", "dry_run", "local_rank", "num_proc", "use_wandb",
+        "wandb_org", "wandb_group", "wandb_project", "wandb_run_name", "use_tensorboard", "logging_steps", "eval_steps",
+        "save_steps", "save_hf_ckpt", "max_ckpt_num", "max_ckpt_mem", "disable_ds_ckpt", "save_best", "eval_dataset",
+        "eval_split", "flash_attn", "attn_implementation", "gradient_checkpointing", "micro_train_batch_size", "dataset",
+        "gradient_checkpointing_use_reentrant", "overlap_comm", "zpg", "disable_trace_cache",
+    }  # fmt: skip
+    settings = {name: value for name, value in dataclasses.asdict(config).items() if name not in free}
+    return json.loads(json.dumps({**settings, "data": fingerprint}))
+
+
+@contextmanager
+def replaced_folder(path: str | Path):
+    """A temporary folder that takes the place of ``path`` at the end; the files of the run in it are kept."""
+    with atomic_dir(path, carry=RUN_FILES) as folder:
+        yield folder
+
+
+def upload_result(config: TrainConfig) -> None:
+    """Send the final folder to --s3_save_path, verified."""
+    if config.s3_save_path:
+        count = upload_dir(config.save_path, config.s3_save_path)
+        logger.info("uploaded %d files to %s", count, config.s3_save_path)
+
+
+def print_resolved(config: TrainConfig, plan: TrainingPlan, engine: Engine, example: str) -> None:
+    """What --dry_run shows: settings, sizes and the first example."""
+    print(json.dumps(dataclasses.asdict(config), indent=2, default=str))
+    print(
+        f"{plan.examples} training examples, {plan.total_steps} optimizer steps of {plan.batch_size}; "
+        f"{engine.world_size} process(es) x {plan.accumulation} micro-batch(es) of {plan.micro_batch_size}"
+    )
+    print("first example:\n" + example)

@@ -1,0 +1,108 @@
+"""From a configuration dataclass to flags, ``--help``, ``--config file.yaml`` and good errors."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import yaml
+from transformers import HfArgumentParser
+
+Config = TypeVar("Config")
+
+
+class FlagParser(HfArgumentParser):
+    """HfArgumentParser without abbreviations, whose error on an unknown flag names the nearest known one."""
+
+    def known_flags(self) -> list[str]:
+        """Every accepted spelling."""
+        return [option for action in self._actions for option in action.option_strings]
+
+    def unknown_flag_message(self, arguments: Sequence[str]) -> str:
+        """One sentence for the first argument that is no flag of this command."""
+        first = arguments[0]
+        name = first.split("=")[0]
+        if not name.startswith("-"):
+            hint = "check the line above it: a blank after a line-ending backslash ends the command there"
+            return f"unexpected argument {first!r}; {hint}" if not first.strip() else f"unexpected argument {first!r}"
+        known = self.known_flags()
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+        if not near and "." in name:  # --reward.learning_rate: try the last part of a dotted name
+            near = difflib.get_close_matches("--" + name.rsplit(".", 1)[1], known, n=1, cutoff=0.5)
+        hint = f"; did you mean {near[0]}?" if near else "; see --help"
+        return f"unknown flag {name}{hint}"
+
+
+def build_parser(config_class: type[Config], description: str | None = None) -> FlagParser:
+    """Parser of one configuration dataclass; ``--config FILE`` sets defaults that flags override."""
+    doc = description or (config_class.__doc__ or "").strip().split("\n")[0]
+    parser = FlagParser(config_class, description=doc, allow_abbrev=False)
+    parser.add_argument("--config", metavar="FILE", help="YAML file with flag names and values; flags override it")
+    return parser
+
+
+def parse_config(
+    config_class: type[Config], argv: Sequence[str] | None = None, description: str | None = None
+) -> Config:
+    """Parse flags into a configuration; a mistake prints one line and exits with code 2.
+
+    Args:
+        config_class: dataclass whose fields carry ``help`` (and ``aliases``) in their metadata.
+        argv: words after the program's name; None takes the process's.
+    """
+    argv = list(sys.argv[1:] if argv is None else argv)
+    parser = build_parser(config_class, description)
+    try:
+        values = _config_file_values(parser, config_class, argv)
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        parser.error(str(error))
+    for action in parser._actions:
+        if action.dest in values:
+            action.required = False
+    parser.set_defaults(**values)
+    namespace, unknown = parser.parse_known_args(argv)
+    if unknown:
+        parser.error(parser.unknown_flag_message(unknown))
+    names = {field.name for field in dataclasses.fields(config_class) if field.init}
+    return config_class(**{name: value for name, value in vars(namespace).items() if name in names})
+
+
+def _config_file_values(parser: FlagParser, config_class: type, argv: list[str]) -> dict:
+    """Values of ``--config``, read by the same rules as flags, by field name."""
+    file = None
+    for place, word in enumerate(argv):
+        if word == "--config" and place + 1 < len(argv):
+            file = argv[place + 1]
+        elif word.startswith("--config="):
+            file = word.split("=", 1)[1]
+    if file is None:
+        return {}
+    loaded = yaml.safe_load(Path(file).read_text(encoding="utf-8")) or {}
+    if not isinstance(loaded, dict):
+        raise ValueError(f"{file}: expected 'flag: value' lines, got {type(loaded).__name__}")
+    words = []
+    for name, value in _flatten(loaded):
+        words.append("--" + name)
+        words += [str(item) for item in value] if isinstance(value, list) else [] if value is None else [str(value)]
+    reader = build_parser(config_class)
+    for action in reader._actions:
+        action.required = False
+    namespace, unknown = reader.parse_known_args(words)
+    if unknown:
+        raise ValueError(f"{file}: {reader.unknown_flag_message(unknown)}")
+    given = {word for word in words if word.startswith("--")}
+    chosen = {action.dest for action in reader._actions if given & set(action.option_strings)}
+    return {name: value for name, value in vars(namespace).items() if name in chosen}
+
+
+def _flatten(tree: dict, prefix: str = ""):
+    """Nested mappings become dotted names: {train: {batch_size: 8}} -> train.batch_size."""
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            yield from _flatten(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value

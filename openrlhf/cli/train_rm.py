@@ -1,0 +1,294 @@
+"""Train a reward model: ``python -m openrlhf.cli.train_rm`` or ``deepspeed examples/train_rm.py``."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from openrlhf.cli.common import (
+    POCKET,
+    cache_folder,
+    check_outputs,
+    load_splits,
+    main_first,
+    open_log,
+    optimizer_settings,
+    print_resolved,
+    replaced_folder,
+    resolve_attention,
+    resolve_pocket_model,
+    run_command,
+    run_identity,
+    start_engine,
+    training_tokenizer,
+    upload_result,
+)
+from openrlhf.cli.model_card import reward_model_card
+from openrlhf.cli.parser import parse_config
+from openrlhf.datasets.adapters import PreferenceOptions, resolve_options
+from openrlhf.datasets.preference import PreferenceData, prepare_preferences
+from openrlhf.models.losses import PAIR_LOSSES
+from openrlhf.models.reward_model import RewardModel, fit_embedding, load_reward_model, save_reward_model
+from openrlhf.trainer.config import TrainRMConfig, validate
+from openrlhf.trainer.engine import Engine
+from openrlhf.trainer.loop import LoopSettings, find_resume, run_training
+from openrlhf.trainer.plan import TrainingPlan
+from openrlhf.trainer.reward_trainer import ContrastiveSettings, RewardTrainer
+from openrlhf.utils.manifest import write_manifest
+from openrlhf.utils.run_log import seed_everything
+
+logger = logging.getLogger(__name__)
+
+
+def pocket_rows(config: TrainRMConfig):
+    """Training and evaluation pairs of the embedded task, from disjoint questions."""
+    import datasets
+
+    from openrlhf.evaluation.sampling import pocket_preferences
+
+    policy = resolve_pocket_model(POCKET)
+    train = pocket_preferences(cache_folder(), policy, seed=config.seed, split="train")
+    held_out = pocket_preferences(cache_folder(), policy, seed=config.seed, split="validation", n_questions=200)
+    if config.max_samples:
+        train, held_out = train[: config.max_samples], held_out[: config.max_samples]
+    return datasets.Dataset.from_list(train), datasets.Dataset.from_list(held_out)
+
+
+def load_pairs(config: TrainRMConfig, tokenizer) -> tuple[PreferenceData, PreferenceData | None, str]:
+    """Tokenised training and evaluation pairs, and the prompt template they were rendered with."""
+    is_pocket = config.dataset == POCKET
+    if is_pocket:
+        train_rows, eval_rows = pocket_rows(config)
+    else:
+        train_rows, eval_rows = load_splits(config, config.prompt_key)
+    options = PreferenceOptions(
+        format=config.dataset_format,
+        prompt_key=config.prompt_key,
+        chosen_key=config.chosen_key,
+        rejected_key=config.rejected_key,
+        input_template=config.input_template or (POCKET if is_pocket and not config.apply_chat_template else None),
+        apply_chat_template=config.apply_chat_template,
+        max_len=config.max_len,
+        on_long=config.on_long,
+    )
+    train = prepare_preferences(train_rows, tokenizer, options, num_proc=config.num_proc)
+    held_out = None
+    if eval_rows is not None and len(eval_rows):
+        held_out = prepare_preferences(eval_rows, tokenizer, options, num_proc=config.num_proc)
+    if config.margin_loss and not train.has_margin:
+        raise ValueError(f"--margin_loss: {config.dataset} has no column 'margin'")
+    template = resolve_options(train_rows.column_names, train_rows[0], options).input_template
+    return train, held_out, template
+
+
+def load_model(config: TrainRMConfig, engine: Engine, tokenizer) -> tuple[RewardModel, Any]:
+    """The model to train and, with LoRA, its PEFT wrapper."""
+    quantization = None
+    if config.load_in_4bit:
+        quantization = four_bit_settings(config.use_bf16)
+    # DeepSpeed keeps its own float32 master copy of bf16 weights; the local engine computes in bf16 by autocast.
+    with engine.model_init():
+        model = load_reward_model(
+            resolve_pocket_model(config.pretrain),
+            dtype=torch.float32,
+            attn_implementation=resolve_attention(config.flash_attn, config.attn_implementation),
+            value_head=config.value_head_strategy,
+            new_head=config.reset_value_head,
+            allow_missing_head=True,
+            seed=config.seed,
+            pad_token_id=tokenizer.pad_token_id,
+            with_aux_loss=config.aux_loss_coef > 0,
+            quantization_config=quantization,
+            gathered=engine.gathered,
+        )
+    fit_embedding(model, tokenizer)
+    peft_model = None
+    if config.lora_rank > 0:
+        from openrlhf.models.lora import apply_lora
+
+        peft_model = apply_lora(model, config.lora_rank, config.lora_alpha, config.lora_dropout, config.target_modules)
+    if config.gradient_checkpointing:
+        reentrant = config.gradient_checkpointing_use_reentrant
+        model.network.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
+        if peft_model is not None or reentrant:
+            model.network.enable_input_require_grads()  # a frozen embedding would cut the graph
+    return model, peft_model
+
+
+def four_bit_settings(bf16: bool):
+    """NF4 settings for bitsandbytes; an error that names the package where it is absent."""
+    from transformers import BitsAndBytesConfig
+    from transformers.utils import is_bitsandbytes_available
+
+    if not is_bitsandbytes_available():
+        raise ValueError("--load_in_4bit needs bitsandbytes: pip install bitsandbytes==0.50.2")
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=torch.bfloat16 if bf16 else torch.float32,
+        llm_int8_skip_modules=["score"],
+    )
+
+
+def model_settings(config: TrainRMConfig, template: str | None) -> dict[str, Any]:
+    """What a checkpoint records of its training, under the namespaced key of config.json."""
+    settings: dict[str, Any] = {
+        "template": template,
+        "apply_chat_template": config.apply_chat_template,
+        "max_len": config.max_len,
+        "loss": config.loss,
+        "strategy": "contrastive" if config.contrastive else "vanilla",
+    }
+    if config.contrastive:
+        names = [f.name for f in dataclasses.fields(config) if f.name.startswith(("contrastive_", "source_", "goal_"))]
+        names = [name for name in names if name != "contrastive_loss"] + ["sim_samples", "unsim_samples"]
+        settings |= {name: getattr(config, name) for name in names}
+    return settings
+
+
+class ModelWriter:
+    """Writes the model under training as a checkpoint folder; every process must call it."""
+
+    def __init__(
+        self, config: TrainRMConfig, engine: Engine, model: RewardModel, peft_model, tokenizer, template
+    ) -> None:
+        self.config, self.engine, self.model, self.peft_model = config, engine, model, peft_model
+        self.tokenizer, self.settings = tokenizer, model_settings(config, template)
+
+    def write(self, folder: Path, figures: dict[str, float] | None = None) -> None:
+        """Fill ``folder`` (made when absent) in the main process. Collective."""
+        state = self.engine.state_dict()
+        if state is None:
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        settings = dict(self.settings)
+        if figures:
+            settings |= {"reward_mean": figures["reward_mean"], "reward_std": figures["reward_std"]}
+        if self.peft_model is not None:
+            from openrlhf.models.lora import save_adapter
+
+            renamed = {name.replace("network.", "base_model.model.", 1): value for name, value in state.items()}
+            save_adapter(folder, self.peft_model, self.tokenizer, renamed, settings)
+        else:
+            state = {name.removeprefix("network."): value for name, value in state.items()}
+            dtype = torch.bfloat16 if self.config.use_bf16 else torch.float32
+            save_reward_model(folder, self.model, self.tokenizer, state_dict=state, settings=settings, dtype=dtype)
+        card = reward_model_card(self.config, settings, figures, is_adapter=self.peft_model is not None)
+        (folder / "README.md").write_text(card, encoding="utf-8")
+
+    def publish(self, figures: dict[str, float] | None) -> None:
+        """Put the model in place of --save_path. Collective."""
+        if self.engine.is_main:
+            with replaced_folder(self.config.save_path) as folder:
+                self.write(folder, figures)
+        else:
+            self.write(Path(self.config.save_path), figures)
+        self.engine.barrier()
+
+
+def run(config: TrainRMConfig) -> dict[str, float]:
+    """Train as configured; returns the last evaluation ({} without evaluation data)."""
+    validate(config)
+    engine = start_engine(config)
+    try:
+        return _run(config, engine)
+    finally:
+        engine.close()
+
+
+def _run(config: TrainRMConfig, engine: Engine) -> dict[str, float]:
+    seed_everything(config.seed, config.full_determinism)
+    if engine.is_main and not config.dry_run:
+        check_outputs(config)
+    tokenizer = training_tokenizer(config)
+    train, held_out, template = main_first(engine, partial(load_pairs, config, tokenizer))
+    plan = TrainingPlan(
+        examples=len(train),
+        epochs=config.max_epochs,
+        batch_size=config.train_batch_size,
+        micro_batch_size=config.micro_train_batch_size,
+        world_size=engine.world_size,
+        seed=config.seed,
+    )
+    if engine.is_main:
+        logger.info("pairs: %s; evaluation: %s", train.counts, held_out.counts if held_out else "none")
+    if config.dry_run:
+        if engine.is_main:
+            print_resolved(config, plan, engine, train.example_text(int(plan.indices(0)[0]), tokenizer))
+        return {}
+
+    model, peft_model = load_model(config, engine, tokenizer)
+    engine.prepare(model, optimizer_settings(config, plan))
+    contrastive = None
+    if config.contrastive:
+        contrastive = ContrastiveSettings(
+            beta=config.contrastive_loss_beta,
+            sim_samples=config.sim_samples,
+            unsim_samples=config.unsim_samples,
+            strategy=config.contrastive_strategy,
+            reduction=config.contrastive_reduction,
+            temperature=config.contrastive_temperature,
+            source_state_percentile=config.source_state_percentile,
+            goal_state_percentile=config.goal_state_percentile,
+        )
+    trainer = RewardTrainer(
+        engine,
+        train,
+        plan,
+        tokenizer.pad_token_id,
+        PAIR_LOSSES[config.loss],
+        contrastive,
+        held_out,
+        use_margin=config.margin_loss,
+        aux_loss_coef=config.aux_loss_coef,
+        center_coef=config.center_rewards_coefficient,
+    )
+    writer = ModelWriter(config, engine, model, peft_model, tokenizer, template)
+    settings = LoopSettings(
+        logging_steps=config.logging_steps,
+        eval_steps=config.eval_steps,
+        save_steps=config.save_steps,
+        checkpoint_folder=config.checkpoint_folder,
+        max_ckpt_num=config.max_ckpt_num,
+        max_ckpt_mem=config.max_ckpt_mem,
+        identity=run_identity(config, train.fingerprint),
+        resume=config.load_checkpoint,
+        save_state=not config.disable_ds_ckpt,
+        write_model=writer.write if config.save_hf_ckpt else None,
+        keep_best=writer.publish if config.save_best else None,
+    )
+    folder, progress = find_resume(engine, settings)
+    if folder is not None:
+        engine.load_state(folder)
+        logger.info("resumed from %s at step %d of %d", folder, progress.step, plan.total_steps)
+    elif config.load_checkpoint and engine.is_main:
+        logger.warning("no complete checkpoint under %s; starting at step 0", settings.checkpoint_folder)
+
+    with open_log(config, engine, "train_rm", progress.step if folder else None) as log:
+        if engine.is_main:
+            extra = {"data": {"train": train.fingerprint, "counts": train.counts}, "total_steps": plan.total_steps}
+            write_manifest(config.save_path, "train_rm", config, extra)
+        progress = run_training(engine, trainer, plan, settings, log, progress)
+        if not config.save_best:
+            writer.publish(progress.last_eval)
+    if engine.is_main:
+        upload_result(config)
+        logger.info("saved the reward model to %s", config.save_path)
+    engine.barrier()
+    return progress.last_eval or {}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point."""
+    run_command(lambda: run(parse_config(TrainRMConfig, argv)) and None)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Rows, templates, tokenised preference pairs and completions."""

@@ -1,0 +1,147 @@
+"""Local data files as memory-mapped rows."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import hashlib
+import io
+import json
+import logging
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import datasets
+
+from openrlhf.datasets.columns import ColumnTypes, align_features, write_arrow
+from openrlhf.datasets.jsonl import OnBadRow, read_jsonl, write_jsonl
+
+logger = logging.getLogger(__name__)
+
+FILE_SUFFIXES: tuple[str, ...] = (
+    ".jsonl",
+    ".jsonl.gz",
+    ".json",
+    ".json.gz",
+    ".csv",
+    ".csv.gz",
+    ".parquet",
+    ".arrow",
+)
+_READERS_VERSION = 1  # raised when the same file gives other rows, so that old conversions are not reused
+
+
+def load_files(paths: list[Path], on_bad_row: OnBadRow = "error") -> datasets.Dataset:
+    """Rows of local files, in the order given.
+
+    json, jsonl and csv are converted once to an Arrow file in the `datasets` cache (keyed by path, size and time of
+    change) with column types learnt over all rows of all of them; csv values are text. parquet and arrow are mapped.
+
+    Raises:
+        ValueError: a file of another kind, or one that cannot be read, named by file and line.
+    """
+    unknown = [path for path in paths if not path.name.endswith(FILE_SUFFIXES)]
+    if unknown:
+        raise ValueError(f"{unknown[0]}: expected a file name ending in {', '.join(FILE_SUFFIXES)}")
+    text_files = [path for path in paths if not path.name.endswith((".parquet", ".arrow"))]
+    parts = [_load_columnar(path) for path in paths if path not in text_files]
+    if text_files:
+        parts.append(_load_converted(text_files, on_bad_row))
+    return parts[0] if len(parts) == 1 else datasets.concatenate_datasets(align_features(parts))
+
+
+def read_records(
+    path: Path, on_bad_row: OnBadRow = "error", skipped: list[str] | None = None
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(line or record number from 1, record) of a json, jsonl or csv file, plain or .gz; arguments as read_jsonl's."""
+    if path.name.endswith((".csv", ".csv.gz")):
+        return _read_csv(path, on_bad_row, skipped)
+    if path.name.endswith((".json", ".json.gz")) and not _is_json_lines(path):
+        return _read_document(path)
+    return read_jsonl(path, on_bad_row, skipped)
+
+
+def _load_columnar(path: Path) -> datasets.Dataset:
+    kind = path.suffix[1:]
+    try:
+        return datasets.load_dataset(kind, data_files=[str(path.resolve())], split="train")
+    except (datasets.exceptions.DatasetGenerationError, ValueError, OSError) as error:
+        raise ValueError(f"{path}: not a readable {kind} file ({error.__cause__ or error})") from error
+
+
+def _load_converted(paths: list[Path], on_bad_row: OnBadRow) -> datasets.Dataset:
+    states = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
+    key = hashlib.blake2b(json.dumps([_READERS_VERSION, on_bad_row, states]).encode(), digest_size=16).hexdigest()
+    arrow = Path(datasets.config.HF_DATASETS_CACHE) / "openrlhf" / "rows" / f"{key}.arrow"
+    report = arrow.with_suffix(".skipped.jsonl")
+    if not (arrow.exists() and report.exists()):
+        types, skipped = ColumnTypes(), []
+        for path in paths:
+            for _, record in read_records(path, on_bad_row, skipped):
+                types.add(record)
+        records = (record for path in paths for _, record in read_records(path, on_bad_row, []))
+        write_arrow(arrow, records, types)
+        write_jsonl(report, ({"skipped": line} for line in skipped))
+    problems = [record["skipped"] for _, record in read_jsonl(report)]
+    if problems:
+        logger.warning("%d bad rows skipped, the first: %s", len(problems), problems[0])
+    return datasets.Dataset.from_file(str(arrow))
+
+
+def _open_text(path: Path) -> io.TextIOWrapper:
+    raw = gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb")
+    return io.TextIOWrapper(raw, encoding="utf-8-sig", newline="")
+
+
+def _is_json_lines(path: Path) -> bool:
+    """Whether a .json file holds one object a line rather than one document."""
+    with _open_text(path) as file:
+        lines = (line for line in iter(file.readline, "") if line.strip())
+        first, second = next(lines, ""), next(lines, "")
+    try:
+        value = json.loads(first or "{}")
+    except json.JSONDecodeError:
+        return False
+    return isinstance(value, dict) and (bool(second) or _list_field(value) is None)
+
+
+def _read_document(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Records of a JSON document: a list of objects, or an object with one field that is such a list."""
+    with _open_text(path) as file:
+        try:
+            value = json.load(file)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{path}:{error.lineno}: not valid JSON ({error})") from error
+    records = value if isinstance(value, list) else _list_field(value)
+    if records is None:
+        raise ValueError(f"{path}: expected a JSON list of objects, or an object with one field that is such a list")
+    for number, record in enumerate(records, start=1):
+        if not isinstance(record, dict):
+            raise ValueError(f"{path}: entry {number}: expected a JSON object, got {type(record).__name__}")
+        yield number, record
+
+
+def _list_field(value: dict[str, Any]) -> list[Any] | None:
+    lists = [item for item in value.values() if isinstance(item, list) and item and isinstance(item[0], dict)]
+    return lists[0] if len(lists) == 1 else None
+
+
+def _read_csv(path: Path, on_bad_row: OnBadRow, skipped: list[str] | None) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Records of a csv file with a header line; values are text, empty ones are null."""
+    csv.field_size_limit(sys.maxsize)  # the default of 128 KiB refuses long solutions
+    with _open_text(path) as file:
+        reader = csv.reader(file, strict=True)
+        names = next(reader, [])
+        for values in reader:
+            if len(values) == len(names):
+                yield reader.line_num, {name: value or None for name, value in zip(names, values, strict=True)}
+            elif values:
+                problem = (
+                    f"{path}:{reader.line_num}: expected {len(names)} fields ({', '.join(names)}), got {len(values)}"
+                )
+                if on_bad_row == "error":
+                    raise ValueError(f"{problem}. Correct the row, or pass --on_bad_row skip")
+                if skipped is not None:
+                    skipped.append(problem)

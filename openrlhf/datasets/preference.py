@@ -1,0 +1,291 @@
+"""Tokenised preference pairs: prepared once, memory-mapped, handed out as padded batches."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import logging
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pyarrow.compute as pc
+import torch
+from torch import Tensor
+
+from openrlhf.datasets.adapters import (
+    DROP_REASONS,
+    FORMATS,
+    PreferenceExample,
+    PreferenceOptions,
+    detect_format,
+    parse_hh,
+    resolve_options,
+    row_to_example,
+)
+from openrlhf.datasets.sources import fingerprint_rows
+from openrlhf.datasets.tokenize import (
+    REASONS,
+    TokenizedPair,
+    build_pair,
+    encode_prompt,
+    encode_prompts,
+    encode_response,
+    encode_responses,
+)
+
+__all__ = [
+    "FORMATS",
+    "PreferenceBatch",
+    "PreferenceData",
+    "PreferenceExample",
+    "PreferenceOptions",
+    "TokenizedPair",
+    "build_pair",
+    "detect_format",
+    "encode_prompt",
+    "encode_response",
+    "parse_hh",
+    "prepare_preferences",
+    "row_to_example",
+]
+
+logger = logging.getLogger(__name__)
+
+_ALL_REASONS = REASONS + tuple(reason for reason in DROP_REASONS if reason not in REASONS)
+_KEPT = [REASONS.index("kept"), REASONS.index("truncated")]
+_IDS = datasets.List(datasets.Value("int32"))
+_FEATURES = datasets.Features(
+    {
+        "prompt_ids": _IDS,
+        "chosen_ids": _IDS,
+        "rejected_ids": _IDS,
+        "margin": datasets.Value("float32"),
+        "reason": datasets.Value("int8"),
+    }
+)
+_BATCH_ROWS = 500  # rows per map call: bounds the Python lists alive at a time
+_MANY_ROWS = 50_000  # from here on a second process pays for its start
+_PREPARATION = 1  # raised when prepared pairs of the same rows and options change, so that old caches are not reused
+
+
+@dataclass(frozen=True)
+class PreferenceBatch:
+    """B pairs as 2B right-padded rows: chosen first, then rejected in the same order."""
+
+    input_ids: Tensor  # (2B, S) int64
+    attention_mask: Tensor  # (2B, S) bool, True on real tokens
+    response_mask: Tensor  # (2B, S) bool, True on response tokens including EOS
+    margin: Tensor | None  # (B,) float32, reward units; None when the data set has no margins
+    index: Tensor  # (B,) int64, position of each pair in the data set
+    group: Tensor | None = None  # (B,) int64, equal for pairs of one prompt
+
+    @property
+    def pairs(self) -> int:
+        """B."""
+        return self.input_ids.shape[0] // 2
+
+    def split(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """(2B, ...) -> the rows of the chosen (B, ...) and of the rejected (B, ...) responses."""
+        return x[: self.pairs], x[self.pairs :]
+
+    def to(self, device: torch.device | str) -> PreferenceBatch:
+        """A copy on another device."""
+        fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return PreferenceBatch(**{name: None if x is None else x.to(device) for name, x in fields.items()})
+
+
+class PreferenceData:
+    """Kept pairs of a prepared data set; ids stay on disk, memory-mapped.
+
+    Attributes:
+        counts: "read", "kept" (truncated ones included), "truncated", and one entry for each reason that dropped rows.
+        fingerprint: of rows, tokenizer and options: equal for equal pairs.
+        lengths: (N,) int64 tokens of the longer sequence (prompt + response) of each pair.
+        has_margin: whether any row has a margin; rows without one then count as 0.
+    """
+
+    def __init__(self, prepared: datasets.Dataset, fingerprint: str) -> None:
+        table = prepared.data
+        reasons = np.asarray(table.column("reason"))
+        self._prepared = prepared.select_columns(["prompt_ids", "chosen_ids", "rejected_ids", "margin"])
+        self._positions = np.flatnonzero(np.isin(reasons, _KEPT))
+        tally = Counter(
+            {_ALL_REASONS[code]: int(n) for code, n in zip(*np.unique(reasons, return_counts=True), strict=True)}
+        )
+        self.counts: dict[str, int] = {
+            "read": len(reasons),
+            "kept": len(self._positions),
+            "truncated": tally["truncated"],
+        }
+        self.counts |= {reason: tally[reason] for reason in _ALL_REASONS if tally[reason] and reason not in self.counts}
+        self.fingerprint = fingerprint
+        self.has_margin = table.column("margin").null_count < len(reasons)
+        prompt, chosen, rejected = (
+            np.asarray(pc.list_value_length(table.column(name)))
+            for name in ("prompt_ids", "chosen_ids", "rejected_ids")
+        )
+        self.lengths: np.ndarray = (prompt + np.maximum(chosen, rejected))[self._positions].astype(np.int64)
+
+    def __len__(self) -> int:
+        return len(self._positions)
+
+    def __getitem__(self, i: int) -> TokenizedPair:
+        if not -len(self) <= i < len(self):
+            raise IndexError(f"pair {i} of {len(self)}")
+        return TokenizedPair(**self._prepared[int(self._positions[i])])
+
+    def collate(self, indices: Sequence[int], pad_id: int) -> PreferenceBatch:
+        """Right-padded batch of the pairs at these positions, in this order.
+
+        Args:
+            indices: B positions, 0 <= i < len(self).
+            pad_id: written where attention_mask is False.
+        """
+        rows = self._prepared[[int(self._positions[i]) for i in indices]]
+        prompts = rows["prompt_ids"] * 2
+        responses = rows["chosen_ids"] + rows["rejected_ids"]
+        width = max(len(p) + len(r) for p, r in zip(prompts, responses, strict=True))
+        input_ids = torch.full((len(prompts), width), pad_id, dtype=torch.long)
+        attention_mask = torch.zeros(len(prompts), width, dtype=torch.bool)
+        response_mask = torch.zeros(len(prompts), width, dtype=torch.bool)
+        for i, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
+            end = len(prompt) + len(response)
+            input_ids[i, :end] = torch.tensor(prompt + response, dtype=torch.long)
+            attention_mask[i, :end] = True
+            response_mask[i, len(prompt) : end] = True
+        margin = torch.tensor([m or 0.0 for m in rows["margin"]]) if self.has_margin else None
+        group = torch.tensor([_group_of(prompt) for prompt in rows["prompt_ids"]], dtype=torch.long)
+        index = torch.tensor([int(i) for i in indices], dtype=torch.long)
+        return PreferenceBatch(input_ids, attention_mask, response_mask, margin, index, group)
+
+    def example_text(self, i: int, tokenizer: Any) -> str:
+        """Pair i decoded from its ids, special tokens shown, for a look before training."""
+        pair = self[i]
+        parts = {"prompt": pair.prompt_ids, "chosen": pair.chosen_ids, "rejected": pair.rejected_ids}
+        lines = [f"[{name}: {len(ids)} tokens]\n{tokenizer.decode(ids)}" for name, ids in parts.items()]
+        return "\n".join(lines if pair.margin is None else [*lines, f"[margin] {pair.margin:g}"])
+
+
+def prepare_preferences(
+    rows: datasets.Dataset,
+    tokenizer: Any,
+    options: PreferenceOptions,
+    *,
+    num_proc: int | None = None,
+    cache: bool = True,
+) -> PreferenceData:
+    """Render, tokenise and fit all rows.
+
+    The result is written to the `datasets` cache under a fingerprint of rows, tokenizer and options, and memory-mapped
+    from there; a second call with the same three reads it back.
+
+    Args:
+        rows: in one of the formats of FORMATS, or with keys named in the options.
+        num_proc: worker processes; None: one for small data sets, up to four for large ones.
+        cache: False prepares anew even where a cached result exists.
+    Raises:
+        ValueError: no rows, missing columns (before anything is tokenised), a bad value (named by its row), or no pair
+            left (with the counts).
+    """
+    if not len(rows):
+        raise ValueError("the preference data set has no rows")
+    resolved = resolve_options(rows.column_names, _first_values(rows), options)
+    logger.info("preference format %s, template %r", resolved.format, resolved.input_template)
+    if num_proc is None:
+        num_proc = min(os.cpu_count() or 1, 4) if len(rows) >= _MANY_ROWS else 1
+    fingerprint = _fingerprint(rows, tokenizer, resolved)
+    folder = Path(datasets.config.HF_DATASETS_CACHE) / "openrlhf" / "pairs"
+    folder.mkdir(parents=True, exist_ok=True)
+    prepared = rows.with_format(None).map(
+        functools.partial(_prepare_batch, tokenizer=tokenizer, options=resolved),
+        with_indices=True,
+        batched=True,
+        batch_size=_BATCH_ROWS,
+        writer_batch_size=_BATCH_ROWS,
+        remove_columns=rows.column_names,
+        features=_FEATURES,
+        num_proc=num_proc if num_proc > 1 else None,
+        load_from_cache_file=cache,
+        cache_file_name=str(folder / f"{fingerprint}.arrow"),
+        new_fingerprint=fingerprint,
+        desc="preparing pairs",
+    )
+    data = PreferenceData(prepared, fingerprint)
+    report = ", ".join(f"{name} {count}" for name, count in data.counts.items())
+    if not len(data):
+        raise ValueError(
+            f"no pair is left of {len(rows)} rows ({report}): check the format ({resolved.format}) and max_len "
+            f"({resolved.max_len})"
+        )
+    logger.info("preference pairs: %s", report)
+    return data
+
+
+def _prepare_batch(
+    rows: Mapping[str, list[Any]], indices: list[int], *, tokenizer: Any, options: PreferenceOptions
+) -> dict[str, list[Any]]:
+    """One prepared row for every row read: dropped ones have empty ids and their reason."""
+    names = list(rows)
+    out: dict[str, list[Any]] = {name: [None] * len(indices) for name in _FEATURES}
+    examples: dict[int, PreferenceExample] = {}
+    for i, index in enumerate(indices):
+        try:
+            result = row_to_example({name: rows[name][i] for name in names}, options.format, options, tokenizer)
+        except ValueError as error:
+            raise ValueError(f"row {index}: {error}") from error
+        if isinstance(result, str):
+            _put(out, i, None, result)
+        else:
+            examples[i] = result
+    prompts = list(dict.fromkeys(example.prompt for example in examples.values()))
+    prompt_ids = dict(zip(prompts, encode_prompts(tokenizer, prompts), strict=True))
+    chosen = encode_responses(tokenizer, [example.chosen for example in examples.values()])
+    rejected = encode_responses(tokenizer, [example.rejected for example in examples.values()])
+    for (i, example), chosen_ids, rejected_ids in zip(examples.items(), chosen, rejected, strict=True):
+        ids = prompt_ids[example.prompt], chosen_ids, rejected_ids
+        try:
+            pair, reason = build_pair(
+                *ids, tokenizer.eos_token_id, options.max_len, on_long=options.on_long, margin=example.margin
+            )
+        except ValueError as error:
+            raise ValueError(f"row {indices[i]}: {error}") from error
+        _put(out, i, pair, reason)
+    return out
+
+
+def _put(out: dict[str, list[Any]], i: int, pair: TokenizedPair | None, reason: str) -> None:
+    pair = pair or TokenizedPair([], [], [])
+    for name, value in vars(pair).items():
+        out[name][i] = value
+    out["reason"][i] = _ALL_REASONS.index(reason)
+
+
+def _first_values(rows: datasets.Dataset) -> dict[str, Any]:
+    """The first value that is not null of each column, looked for in the first 100 rows."""
+    head = rows.with_format(None)[: min(100, len(rows))]
+    return {name: next((value for value in values if value is not None), None) for name, values in head.items()}
+
+
+def _fingerprint(rows: datasets.Dataset, tokenizer: Any, options: PreferenceOptions) -> str:
+    settings = {
+        "preparation": _PREPARATION,
+        "rows": fingerprint_rows(rows),
+        "options": asdict(options),
+        "special": [tokenizer.eos_token_id, tokenizer("a")["input_ids"]],
+        "chat_template": tokenizer.chat_template if options.apply_chat_template else None,
+    }
+    digest = hashlib.blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=16)
+    digest.update(tokenizer.backend_tokenizer.to_str().encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()
+
+
+def _group_of(prompt_ids: Sequence[int]) -> int:
+    digest = hashlib.blake2b(np.asarray(prompt_ids, dtype=np.int64).tobytes(), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)

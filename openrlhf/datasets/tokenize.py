@@ -1,0 +1,209 @@
+"""Token ids of prompts and responses, and pairs that fit a length.
+
+Prompt and response are always tokenised apart. This equals tokenising them together wherever no token straddles the
+boundary, gives both responses of a pair the same prompt ids, and is what a generator sees.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+from weakref import WeakKeyDictionary
+
+from tokenizers import Tokenizer, normalizers, pre_tokenizers
+
+OnLong = Literal["truncate", "drop", "error"]
+ON_LONG: tuple[str, ...] = ("truncate", "drop", "error")
+REASONS: tuple[str, ...] = (
+    "kept",
+    "truncated",
+    "too_long",
+    "prompt_too_long",
+    "empty_response",
+    "identical",
+    "identical_after_truncation",
+)
+
+_without_dummy_prefix: WeakKeyDictionary[Any, tuple[int, Tokenizer]] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class TokenizedPair:
+    """Two responses to one prompt as token ids."""
+
+    prompt_ids: list[int]  # starts with BOS where the tokenizer or the template has one; no EOS added
+    chosen_ids: list[int]  # at least one token, then exactly one EOS
+    rejected_ids: list[int]  # the same
+    margin: float | None = None  # reward units
+
+
+def encode_prompts(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
+    """Token ids of rendered prompts.
+
+    The tokens that the tokenizer puts in front (BOS) are added unless the text already starts with them; the ones it
+    puts behind (EOS, SEP) are not added, because a response follows. Special tokens written in the text keep their ids.
+
+    Args:
+        tokenizer: a transformers tokenizer with a `tokenizers` backend.
+        texts: N rendered prompts.
+    Returns:
+        N lists of ids, not truncated.
+    """
+    backend = _backend(tokenizer)
+    front = _front_tokens(tokenizer)
+    rows = _encode_batch(backend, texts)
+    return [ids if ids[: len(front)] == front else front + ids for ids in rows]
+
+
+def encode_prompt(tokenizer: Any, text: str) -> list[int]:
+    """Token ids of one rendered prompt; see encode_prompts."""
+    return encode_prompts(tokenizer, [text])[0]
+
+
+def encode_responses(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
+    """Token ids of responses, as they continue a prompt: no BOS, no dummy leading space, exactly one EOS at the end.
+
+    Raises:
+        ValueError: the tokenizer has no EOS token.
+    """
+    eos_id = tokenizer.eos_token_id
+    if eos_id is None:
+        raise ValueError(f"the tokenizer {tokenizer.name_or_path!r} has no EOS token: set tokenizer.eos_token first")
+    rows = _encode_batch(_response_backend(tokenizer), texts)
+    return [_strip_end(ids, eos_id) + [eos_id] for ids in rows]
+
+
+def encode_response(tokenizer: Any, text: str) -> list[int]:
+    """Token ids of one response; see encode_responses."""
+    return encode_responses(tokenizer, [text])[0]
+
+
+def build_pair(
+    prompt_ids: list[int],
+    chosen_ids: list[int],
+    rejected_ids: list[int],
+    eos_id: int,
+    max_len: int,
+    on_long: OnLong = "truncate",
+    margin: float | None = None,
+) -> tuple[TokenizedPair | None, str]:
+    """Fit one pair into max_len tokens.
+
+    A kept sequence (prompt + response) has at most max_len tokens, ends in exactly one EOS and keeps at least one
+    response token before it. Responses are cut at their end; prompts are never cut.
+
+    Args:
+        chosen_ids, rejected_ids: with or without EOS at the end.
+        max_len: tokens of prompt + response + EOS.
+        on_long: "truncate" cuts long responses, "drop" drops the pair, "error" raises.
+    Returns:
+        (pair, "kept" or "truncated"), or (None, reason) with a reason of REASONS. "prompt_too_long" means that no
+        response token fits behind the prompt.
+    Raises:
+        ValueError: on_long is "error" and the pair does not fit; on_long is unknown.
+    """
+    if on_long not in ON_LONG:
+        raise ValueError(f"on_long: expected one of {ON_LONG}, got {on_long!r}")
+    chosen, rejected = _strip_end(chosen_ids, eos_id), _strip_end(rejected_ids, eos_id)
+    if not chosen or not rejected:
+        return None, "empty_response"
+    if chosen == rejected:
+        return None, "identical"
+    room = max_len - len(prompt_ids) - 1  # response tokens that fit before the EOS
+    longest = max(len(chosen), len(rejected))
+    if longest > room and on_long == "error":
+        raise ValueError(
+            f"a pair needs {len(prompt_ids) + longest + 1} tokens (prompt {len(prompt_ids)}, response {longest}, EOS 1) "
+            f"and max_len is {max_len}: raise --max_len or choose on_long truncate or drop"
+        )
+    if room < 1:
+        return None, "prompt_too_long"
+    if longest > room and on_long == "drop":
+        return None, "too_long"
+    chosen, rejected = _strip_end(chosen[:room], eos_id), _strip_end(rejected[:room], eos_id)
+    if not chosen or not rejected:
+        return None, "empty_response"
+    if chosen == rejected:
+        return None, "identical_after_truncation"
+    pair = TokenizedPair(list(prompt_ids), chosen + [eos_id], rejected + [eos_id], margin)
+    return pair, "truncated" if longest > room else "kept"
+
+
+def _strip_end(ids: Sequence[int], eos_id: int) -> list[int]:
+    """The ids without the EOS tokens at their end."""
+    end = len(ids)
+    while end and ids[end - 1] == eos_id:
+        end -= 1
+    return list(ids[:end])
+
+
+def _encode_batch(backend: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
+    backend.no_truncation()
+    backend.no_padding()
+    return [row.ids for row in backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+
+def _backend(tokenizer: Any) -> Tokenizer:
+    if not getattr(tokenizer, "is_fast", False):
+        raise ValueError(
+            f"{type(tokenizer).__name__} {tokenizer.name_or_path!r} has no tokenizer.json: convert it to a fast tokenizer "
+            "(load it with use_fast=True and save it with save_pretrained)"
+        )
+    return tokenizer.backend_tokenizer
+
+
+def _front_tokens(tokenizer: Any) -> list[int]:
+    """Ids that the tokenizer puts in front of every text."""
+    probe = _encode_batch(_backend(tokenizer), ["a"])[0]
+    full = tokenizer("a", add_special_tokens=True)["input_ids"]
+    starts = [i for i in range(len(full) - len(probe) + 1) if full[i : i + len(probe)] == probe]
+    return list(full[: starts[0]]) if probe and starts else []
+
+
+def _response_backend(tokenizer: Any) -> Tokenizer:
+    """The tokenizer's backend without the space that sentencepiece-like tokenizers put in front of a text.
+
+    "The" at the start of a text is "▁The" to them, but "The" where it follows a prompt that ends in a new line.
+    """
+    backend = _backend(tokenizer)
+    normalizer, normalizer_changed = _edited(backend.normalizer, "normalizers")
+    pre_tokenizer, pre_tokenizer_changed = _edited(backend.pre_tokenizer, "pretokenizers")
+    if not normalizer_changed and not pre_tokenizer_changed:
+        return backend
+    vocab_size = backend.get_vocab_size(with_added_tokens=True)
+    cached = _without_dummy_prefix.get(tokenizer)
+    if cached and cached[0] == vocab_size:
+        return cached[1]
+    changed = copy.deepcopy(backend)
+    if normalizer_changed:
+        sequence = normalizers.Sequence([])
+        sequence.__setstate__(normalizer)
+        changed.normalizer = sequence
+    if pre_tokenizer_changed:
+        sequence = pre_tokenizers.Sequence([])
+        sequence.__setstate__(pre_tokenizer)
+        changed.pre_tokenizer = sequence
+    _without_dummy_prefix[tokenizer] = (vocab_size, changed)
+    return changed
+
+
+def _edited(component: Any, key: str) -> tuple[bytes, bool]:
+    """State of a normalizer or pre-tokenizer as a sequence without dummy prefixes, and whether that changed it."""
+    if component is None:
+        return b"", False
+    state = json.loads(component.__getstate__())
+    steps = state[key] if state["type"] == "Sequence" else [state]
+    kept, changed = [], False
+    for step in steps:
+        if step["type"] == "Prepend":
+            changed = True
+            continue
+        if step["type"] == "Metaspace" and step.get("prepend_scheme") != "never":
+            step, changed = {**step, "prepend_scheme": "never"}, True
+        if step["type"] == "ByteLevel" and step.get("add_prefix_space"):
+            step, changed = {**step, "add_prefix_space": False}, True
+        kept.append(step)
+    return json.dumps({"type": "Sequence", key: kept}).encode(), changed

@@ -1,0 +1,1 @@
+"""Goal states, scoring of completions, metrics and filtered voting."""

@@ -1,0 +1,1 @@
+"""Reward model, policy and losses, as functions of tensors."""

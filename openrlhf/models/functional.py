@@ -1,0 +1,60 @@
+"""Small tensor functions shared by models, losses and scoring."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def masked_mean(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
+    """Mean of the entries where the mask is True; 0 where a slice has none.
+
+    Args:
+        values: float, any shape.
+        mask: bool, same shape, True means "counts". Masked entries may hold anything, NaN included.
+        dim: reduced dimension; None reduces all.
+    """
+    kept = torch.where(mask, values, torch.zeros((), dtype=values.dtype, device=values.device))
+    if dim is None:
+        return kept.sum() / mask.sum().clamp(min=1)
+    return kept.sum(dim) / mask.sum(dim).clamp(min=1)
+
+
+def last_valid_index(mask: Tensor) -> Tensor:
+    """Column of the last True of each row.
+
+    Args:
+        mask: (B, S) bool or 0/1 integers, True on real tokens; padding may be on either side.
+    Returns:
+        (B,) int64.
+    Raises:
+        ValueError: a row has no True (index -1 would silently read another token).
+    """
+    mask = mask.bool()
+    empty = ~mask.any(dim=1)
+    if empty.any():
+        raise ValueError(f"rows {empty.nonzero().flatten().tolist()} of the mask hold no token; drop them before scoring")
+    return mask.shape[1] - 1 - mask.flip(1).long().argmax(dim=1)
+
+
+def gather_at(states: Tensor, index: Tensor) -> Tensor:
+    """States at the given columns of each row.
+
+    Args:
+        states: (B, S, H).
+        index: (B, N) int64 columns.
+    Returns:
+        (B, N, H).
+    """
+    return states.gather(1, index.unsqueeze(-1).expand(-1, -1, states.shape[-1]))
+
+
+def position_ids_from_mask(mask: Tensor) -> Tensor:
+    """Positions counted from the first real token of each row; 0 on left padding.
+
+    Args:
+        mask: (B, S) bool or 0/1 integers, True on real tokens.
+    Returns:
+        (B, S) int64.
+    """
+    return (mask.long().cumsum(dim=1) - 1).clamp(min=0)

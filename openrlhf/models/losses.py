@@ -1,0 +1,77 @@
+"""Pairwise losses of reward modelling, as functions of tensors.
+
+Every loss works in float32 or better whatever the dtype of its arguments: in bfloat16 a small margin disappears
+before the log-sigmoid sees it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class LossOutput:
+    """A differentiable scalar and what a person wants to see of it."""
+
+    loss: Tensor  # () float
+    metrics: dict[str, Tensor] = field(default_factory=dict)  # name -> () float, detached, sums over pairs
+
+
+def _reward_gap(chosen: Tensor, rejected: Tensor, margin: Tensor | None) -> Tensor:
+    if chosen.shape != rejected.shape or chosen.dim() != 1:
+        raise ValueError(
+            f"expected chosen and rejected rewards of one shape (B,), got {tuple(chosen.shape)} and {tuple(rejected.shape)}"
+        )
+    if margin is not None and margin.shape != chosen.shape:
+        raise ValueError(f"expected a margin of shape {tuple(chosen.shape)}, got {tuple(margin.shape)}")
+    dtype = torch.promote_types(chosen.dtype, torch.float32)
+    gap = chosen.to(dtype) - rejected.to(dtype)
+    return gap if margin is None else gap - margin.to(dtype)
+
+
+def bradley_terry_loss(chosen: Tensor, rejected: Tensor, margin: Tensor | None = None) -> Tensor:
+    """Negative log-likelihood that the chosen response wins.
+
+    Args:
+        chosen, rejected: (B,) rewards of each pair, any float dtype (compared in float32 or better).
+        margin: (B,) reward gap required, in reward units; None means 0.
+    Returns:
+        () mean over pairs, in nats; ln 2 when rewards are equal and margin is None.
+    Raises:
+        ValueError: shapes differ.
+    Source: Bradley and Terry 1952; margin as in Llama 2, arXiv 2307.09288.
+    """
+    return -F.logsigmoid(_reward_gap(chosen, rejected, margin)).mean()
+
+
+def log_exp_loss(chosen: Tensor, rejected: Tensor, margin: Tensor | None = None) -> Tensor:
+    """log(1 + exp(rejected - chosen)), the form of arXiv 2204.05862.
+
+    The same function of the rewards as :func:`bradley_terry_loss`; kept under its own name because users select it
+    with ``--loss logexp``. Evaluated as a softplus, so that it does not overflow.
+    Arguments, result and errors as there.
+    """
+    return F.softplus(-_reward_gap(chosen, rejected, margin)).mean()
+
+
+def centering_loss(chosen: Tensor, rejected: Tensor) -> Tensor:
+    """Mean square of chosen + rejected: pulls the rewards of a pair towards zero mean.
+
+    Args:
+        chosen, rejected: (B,) rewards.
+    Returns:
+        () mean over pairs, in squared reward units.
+    Source: Eisenstein et al. 2023, arXiv 2312.09244, section on auxiliary losses.
+    """
+    return (chosen.float() + rejected.float()).square().mean()
+
+
+PAIR_LOSSES: dict[str, Callable[[Tensor, Tensor, Tensor | None], Tensor]] = {
+    "sigmoid": bradley_terry_loss,
+    "logexp": log_exp_loss,
+}

@@ -1,0 +1,172 @@
+"""The policy: a causal language model that samples responses to prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
+
+from openrlhf.datasets.tokenize import encode_prompts
+from openrlhf.models.reward_model import load_tokenizer
+
+
+class Policy:
+    """A causal language model with its tokenizer, used for sampling.
+
+    Args:
+        model: any causal language model of transformers.
+        tokenizer: its tokenizer; the pad token differs from EOS.
+    """
+
+    def __init__(self, model, tokenizer: PreTrainedTokenizerBase) -> None:
+        if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
+            raise ValueError(
+                f"the policy's tokenizer needs a pad token other than EOS, got pad {tokenizer.pad_token!r} and "
+                f"EOS {tokenizer.eos_token!r}; load it with openrlhf.models.reward_model.load_tokenizer"
+            )
+        self.model = model.eval()
+        self.tokenizer = tokenizer
+        self.stop_ids = _stop_ids(model, tokenizer)
+
+    @classmethod
+    def from_pretrained(
+        cls, path: str | Path, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32
+    ) -> Policy:
+        """Load model and tokenizer from a Hugging Face folder or hub id."""
+        model = AutoModelForCausalLM.from_pretrained(str(path), dtype=dtype)
+        return cls(model.to(device), load_tokenizer(path))
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters lie."""
+        return next(self.model.parameters()).device
+
+    def generate(
+        self,
+        prompts: list[str],
+        n: int = 1,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        max_new_tokens: int = 128,
+        seed: int = 0,
+        batch_tokens: int = 65_536,
+        on_batch: Callable[[int], None] | None = None,
+    ) -> list[list[str]]:
+        """Sample `n` responses to each prompt; text without special tokens.
+
+        Arguments, determinism and errors as in `generate_ids`.
+        """
+        responses = self.generate_ids(
+            encode_prompts(self.tokenizer, prompts),
+            n, temperature, top_p, max_new_tokens, seed, batch_tokens, on_batch,
+        )  # fmt: skip
+        return [
+            self.tokenizer.batch_decode(group, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+            for group in responses
+        ]
+
+    @torch.inference_mode()
+    def generate_ids(
+        self,
+        prompt_ids: list[list[int]],
+        n: int = 1,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        max_new_tokens: int = 128,
+        seed: int = 0,
+        batch_tokens: int = 65_536,
+        on_batch: Callable[[int], None] | None = None,
+    ) -> list[list[list[int]]]:
+        """Sample `n` responses to each prompt; token ids, ending in EOS unless cut at `max_new_tokens`.
+
+        Prompts are batched by length and padded on the left. The same call with the same arguments on the same machine
+        gives the same responses, whatever was drawn before, and leaves the global random state as it was; another
+        `batch_tokens` gives other draws.
+
+        Args:
+            prompt_ids: token ids of each prompt, at least one each.
+            temperature: above 0; 0 takes the most likely token each time and needs n = 1.
+            top_p: share of the probability mass to draw from, in (0, 1].
+            batch_tokens: upper bound of rows times (prompt + new tokens) in one forward pass; at least one row runs.
+            on_batch: called with the number of responses after each batch, for progress bars.
+        Raises:
+            ValueError: an argument outside its range, or an empty prompt.
+        """
+        _check_sampling(n, temperature, top_p, max_new_tokens)
+        empty = [index for index, ids in enumerate(prompt_ids) if not ids]
+        if empty:
+            raise ValueError(f"prompts {empty[:5]} have no token; a policy needs at least one to continue from")
+        rows = [index for index in range(len(prompt_ids)) for _ in range(n)]
+        rows.sort(key=lambda index: len(prompt_ids[index]))  # stable: copies of one prompt stay together
+        responses: list[list[list[int]]] = [[] for _ in prompt_ids]
+        devices = [self.device] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices):
+            torch.manual_seed(seed)
+            for batch in _split_rows(rows, [len(ids) for ids in prompt_ids], max_new_tokens, batch_tokens):
+                sampled = self._generate_batch([prompt_ids[index] for index in batch], temperature, top_p, max_new_tokens)
+                for index, response in zip(batch, sampled, strict=True):
+                    responses[index].append(response)
+                if on_batch is not None:
+                    on_batch(len(batch))
+        return responses
+
+    def _generate_batch(
+        self, prompts: list[list[int]], temperature: float, top_p: float, max_new_tokens: int
+    ) -> list[list[int]]:
+        input_ids, attention_mask = pad_left(prompts, self.tokenizer.pad_token_id)
+        sampling = {"do_sample": True, "temperature": temperature, "top_p": top_p, "top_k": 0} if temperature else {}
+        output = self.model.generate(
+            input_ids=input_ids.to(self.device),
+            attention_mask=attention_mask.to(self.device),
+            max_new_tokens=max_new_tokens,
+            eos_token_id=self.stop_ids,
+            pad_token_id=self.tokenizer.pad_token_id,
+            **{"do_sample": False, **sampling},
+        )
+        return [cut_after_stop(row, self.stop_ids) for row in output[:, input_ids.shape[1] :].tolist()]
+
+
+def pad_left(rows: list[list[int]], pad_id: int) -> tuple[Tensor, Tensor]:
+    """Left-padded ids (B, S) int64 and mask (B, S) int64, 1 on real tokens; for generation only."""
+    width = max(len(row) for row in rows)
+    ids = torch.tensor([[pad_id] * (width - len(row)) + row for row in rows])
+    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
+    return ids, mask
+
+
+def cut_after_stop(ids: list[int], stop_ids: list[int]) -> list[int]:
+    """Ids up to and including the first stop id; all of them when there is none."""
+    stop = next((position for position, token in enumerate(ids) if token in stop_ids), len(ids) - 1)
+    return ids[: stop + 1]
+
+
+def _split_rows(rows: list[int], lengths: list[int], max_new_tokens: int, batch_tokens: int) -> list[list[int]]:
+    """Cut rows, sorted by prompt length, into batches of at most `batch_tokens` tokens, padding included."""
+    batches: list[list[int]] = []
+    for index in rows:  # the newest row is the longest of its batch
+        if batches and (len(batches[-1]) + 1) * (lengths[index] + max_new_tokens) <= batch_tokens:
+            batches[-1].append(index)
+        else:
+            batches.append([index])
+    return batches
+
+
+def _stop_ids(model, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """EOS of the tokenizer first, then the other end tokens that the model's generation config names."""
+    named = getattr(model.generation_config, "eos_token_id", None)
+    named = named if isinstance(named, list) else [named]
+    return list(dict.fromkeys(token for token in [tokenizer.eos_token_id, *named] if token is not None))
+
+
+def _check_sampling(n: int, temperature: float, top_p: float, max_new_tokens: int) -> None:
+    if n < 1 or max_new_tokens < 1:
+        raise ValueError(f"n and max_new_tokens must be 1 or more, got n={n} and max_new_tokens={max_new_tokens}")
+    if not 0 <= temperature < float("inf"):
+        raise ValueError(f"temperature must be 0 or a positive number, got {temperature}")
+    if temperature == 0 and n > 1:
+        raise ValueError(f"temperature 0 gives {n} equal responses; pass n=1 or a temperature above 0")
+    if not 0 < top_p <= 1:
+        raise ValueError(f"top_p must lie in (0, 1], got {top_p}")

@@ -1,0 +1,1 @@
+"""Sources of rewards and the grading of answers."""

@@ -1,0 +1,92 @@
+"""Which examples every optimizer step sees: the one place where steps, epochs and batches are counted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+
+
+@lru_cache(maxsize=4)
+def _epoch_order(examples: int, seed: int, epoch: int) -> np.ndarray:
+    return np.random.default_rng([seed, epoch]).permutation(examples)
+
+
+@dataclass(frozen=True)
+class TrainingPlan:
+    """Order and size of the updates of a run.
+
+    The epochs' orders stand one behind the other and are cut into global batches: what is left of an epoch is carried
+    over into the next one, and the last batch of the run may be shorter. No example is skipped or seen twice in an
+    epoch, and the order depends on the seed alone, not on the number of processes.
+
+    Args:
+        examples: size of the data set. batch_size: examples per update over all processes.
+        micro_batch_size: examples per forward pass and process.
+    Raises:
+        ValueError: fewer examples than a batch, or batch_size is not a multiple of micro_batch_size * world_size.
+    """
+
+    examples: int
+    epochs: int
+    batch_size: int
+    micro_batch_size: int
+    world_size: int = 1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.examples < self.batch_size:
+            raise ValueError(
+                f"{self.examples} training examples are fewer than one batch of --train_batch_size {self.batch_size}; "
+                "lower it or add data"
+            )
+        if self.batch_size % (self.micro_batch_size * self.world_size):
+            raise ValueError(
+                f"--train_batch_size {self.batch_size} must be a multiple of --micro_train_batch_size "
+                f"{self.micro_batch_size} x {self.world_size} processes"
+            )
+
+    @property
+    def total_steps(self) -> int:
+        """Optimizer steps of the run."""
+        return -(-self.examples * self.epochs // self.batch_size)
+
+    @property
+    def accumulation(self) -> int:
+        """Micro-batches per update and process."""
+        return self.batch_size // (self.micro_batch_size * self.world_size)
+
+    def indices(self, step: int) -> np.ndarray:
+        """Examples of update ``step`` (counted from 0): (batch_size,) int64, fewer in the last one."""
+        first, last = step * self.batch_size, min((step + 1) * self.batch_size, self.examples * self.epochs)
+        places = np.arange(first, last)
+        parts = [
+            _epoch_order(self.examples, self.seed, int(epoch))[places[places // self.examples == epoch] % self.examples]
+            for epoch in np.unique(places // self.examples)
+        ]
+        return np.concatenate(parts)
+
+    def epochs_done(self, steps: int) -> int:
+        """Whole epochs contained in the first ``steps`` updates."""
+        return min(steps * self.batch_size, self.examples * self.epochs) // self.examples
+
+    def micro_batches(self, lengths: np.ndarray, rank: int) -> list[np.ndarray]:
+        """Split one update among micro-batches of similar length.
+
+        Args:
+            lengths: (n,) tokens of the update's examples.
+            rank: of this process.
+        Returns:
+            ``accumulation`` arrays of places 0..n-1 in the update; one may be empty in a short update. Every rank gets
+            as many, and over all ranks each place occurs once.
+        """
+        slots = np.array_split(np.argsort(lengths, kind="stable"), self.accumulation * self.world_size)
+        return slots[rank :: self.world_size]
+
+
+def step_generator(seed: int, step: int, stream: int = 0) -> torch.Generator:
+    """CPU generator that depends on seed, step and stream alone, so that a resumed run draws the same numbers."""
+    state = np.random.SeedSequence([seed, step, stream]).generate_state(2, np.uint32)
+    return torch.Generator().manual_seed(int(state[0]) << 31 | int(state[1]) >> 1)

@@ -1,0 +1,202 @@
+"""Training of a reward model: Bradley-Terry, plus the goal-contrastive term when asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from openrlhf.datasets.preference import PreferenceBatch, PreferenceData
+from openrlhf.models.goal_contrastive import StateDraws, draw_states, goal_contrastive_loss
+from openrlhf.models.losses import LossOutput, centering_loss
+from openrlhf.trainer.engine import Engine
+from openrlhf.trainer.loop import gather_rows
+from openrlhf.trainer.plan import TrainingPlan, step_generator
+
+# Sums over pairs, in the order of the vectors that train_step returns and evaluate gathers.
+SUMS = (
+    "pairs",
+    "loss",
+    "preference_loss",
+    "contrastive_loss",
+    "aux_loss",
+    "wins",
+    "ties",
+    "chosen_reward",
+    "rejected_reward",
+    "positive_similarity",
+    "negative_similarity",
+    "contrastive_skipped",
+)
+EVALUATION_STREAM = 1  # random stream of evaluation draws, apart from that of training
+
+
+@dataclass(frozen=True)
+class ContrastiveSettings:
+    """The goal term: see :func:`goal_contrastive_loss`."""
+
+    beta: float
+    sim_samples: int
+    unsim_samples: int
+    strategy: str = "cosine"
+    reduction: str = "pair"
+    temperature: float = 1.0
+    source_state_percentile: float = 0.0
+    goal_state_percentile: float = 0.0
+
+
+class RewardTrainer:
+    """One update and one evaluation of a reward model.
+
+    Args:
+        engine: holds the prepared :class:`~openrlhf.models.reward_model.RewardModel`.
+        data: training pairs. plan: which of them each update sees.
+        eval_data: None for no evaluation.
+        pair_loss: (chosen (B,), rejected (B,), margin (B,) | None) -> () mean over pairs.
+        contrastive: None for the vanilla strategy.
+        use_margin: give the data's margins to the pair loss.
+        aux_loss_coef, center_coef: weights of the experts' load-balancing loss and of :func:`centering_loss`.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        data: PreferenceData,
+        plan: TrainingPlan,
+        pad_id: int,
+        pair_loss: Callable[[Tensor, Tensor, Tensor | None], Tensor],
+        contrastive: ContrastiveSettings | None = None,
+        eval_data: PreferenceData | None = None,
+        use_margin: bool = False,
+        aux_loss_coef: float = 0.0,
+        center_coef: float = 0.0,
+    ) -> None:
+        self.engine, self.data, self.plan, self.pad_id = engine, data, plan, pad_id
+        self.pair_loss, self.contrastive, self.eval_data = pair_loss, contrastive, eval_data
+        self.use_margin, self.aux_loss_coef, self.center_coef = use_margin, aux_loss_coef, center_coef
+
+    def train_step(self, step: int) -> tuple[Tensor, float, float]:
+        """Update ``step``: forward, loss, backward over the micro-batches, then one optimizer step.
+
+        Returns:
+            Sums over this process's pairs in the order of ``SUMS``, gradient norm before clipping, learning rate.
+        """
+        indices = self.plan.indices(step)
+        draws = self._draws(len(indices), step)
+        sums = torch.zeros(len(SUMS), device=self.engine.device)
+        self.engine.model.train()
+        for places in self.plan.micro_batches(self.data.lengths[indices], self.engine.rank):
+            share = len(places) / len(indices)
+            if share == 0:  # a short last update: every process still takes part in every pass
+                places = np.zeros(1, dtype=np.int64)
+            batch = self.data.collate(indices[places].tolist(), self.pad_id).to(self.engine.device)
+            with self.engine.autocast():
+                loss, micro_sums, _ = self._losses(batch, draws.select(torch.from_numpy(places)))
+            self.engine.backward(loss * share)
+            sums = sums + micro_sums * (share > 0)
+        result = self.engine.step()
+        return sums, result.grad_norm, result.learning_rate
+
+    def _draws(self, pairs: int, step: int, stream: int = 0) -> StateDraws:
+        settings = self.contrastive
+        samples = (settings.sim_samples, settings.unsim_samples) if settings else (0, 0)
+        return draw_states(pairs, *samples, generator=step_generator(self.plan.seed, step, stream))
+
+    def _losses(self, batch: PreferenceBatch, draws: StateDraws) -> tuple[Tensor, Tensor, Tensor]:
+        """Loss to differentiate (mean over pairs), metric sums over pairs, and the rewards (2B,)."""
+        out = self.engine.model(batch.input_ids, batch.attention_mask)
+        chosen, rejected = batch.split(out.reward)  # (B,), (B,)
+        preference = self.pair_loss(chosen, rejected, batch.margin if self.use_margin else None)
+        zero = preference.new_zeros(())
+        contrast = LossOutput(zero)
+        if self.contrastive is not None:
+            contrast = goal_contrastive_loss(
+                out.hidden_states,
+                batch.response_mask,
+                draws.to(self.engine.device),
+                strategy=self.contrastive.strategy,
+                reduction=self.contrastive.reduction,
+                temperature=self.contrastive.temperature,
+                source_state_percentile=self.contrastive.source_state_percentile,
+                goal_state_percentile=self.contrastive.goal_state_percentile,
+            )
+        beta = self.contrastive.beta if self.contrastive else 0.0
+        aux = out.aux_loss if out.aux_loss is not None else zero
+        centre = centering_loss(chosen, rejected) if self.center_coef > 0 else zero
+        loss = preference + beta * contrast.loss + self.aux_loss_coef * aux + self.center_coef * centre
+
+        with torch.no_grad():
+            per_pair = [loss, preference, contrast.loss, aux]
+            totals = [
+                (chosen > rejected).sum(),
+                (chosen == rejected).sum(),
+                chosen.sum(),
+                rejected.sum(),
+                *(contrast.metrics.get(name, zero) for name in SUMS[-3:]),
+            ]
+            pairs = batch.pairs
+            sums = torch.stack([zero + pairs, *(x.float() * pairs for x in per_pair), *(x.float() for x in totals)])
+        return loss, sums.detach(), out.reward.detach()
+
+    def summarise(self, sums: Tensor) -> dict[str, float]:
+        """Means per pair of sums in the order of ``SUMS``; a tie is not a win."""
+        total = dict(zip(SUMS, sums.tolist(), strict=True))
+        pairs = max(total["pairs"], 1.0)
+        figures = {
+            "loss": total["loss"] / pairs,
+            "preference_loss": total["preference_loss"] / pairs,
+            "accuracy": total["wins"] / pairs,
+            "ties": total["ties"] / pairs,
+            "chosen_reward": total["chosen_reward"] / pairs,
+            "rejected_reward": total["rejected_reward"] / pairs,
+            "margin": (total["chosen_reward"] - total["rejected_reward"]) / pairs,
+        }
+        if self.contrastive is not None:
+            counted = max(pairs - total["contrastive_skipped"], 1.0)
+            figures |= {
+                "contrastive_loss": total["contrastive_loss"] / pairs,
+                "positive_similarity": total["positive_similarity"] / counted,
+                "negative_similarity": total["negative_similarity"] / counted,
+                "contrastive_skipped": total["contrastive_skipped"],
+            }
+        if self.aux_loss_coef > 0:
+            figures["aux_loss"] = total["aux_loss"] / pairs
+        return figures
+
+    @torch.no_grad()
+    def evaluate(self) -> dict[str, float]:
+        """Loss terms, accuracy and the distribution of rewards over the evaluation pairs; {} without any.
+
+        ``reward_std`` is the sample standard deviation (n - 1) over the 2N rewards; every pair counts once whatever the
+        number of processes.
+        """
+        if not self.eval_data:
+            return {}
+        count = len(self.eval_data)
+        draws = self._draws(count, 0, EVALUATION_STREAM)
+        order = np.argsort(self.eval_data.lengths, kind="stable")
+        size, world = self.plan.micro_batch_size, self.engine.world_size
+        batches = [order[start : start + size] for start in range(0, count, size)]
+        fillers = -len(batches) % world  # every process makes as many passes
+        sums = torch.zeros(len(SUMS), device=self.engine.device)
+        rewards = []
+        self.engine.model.eval()
+        for place, rows in enumerate((batches + batches[:1] * fillers)[self.engine.rank :: world]):
+            batch = self.eval_data.collate(rows.tolist(), self.pad_id).to(self.engine.device)
+            with self.engine.autocast():
+                _, batch_sums, reward = self._losses(batch, draws.select(torch.from_numpy(rows)))
+            if place * world + self.engine.rank < len(batches):
+                sums = sums + batch_sums
+                rewards.append(reward)
+        every_reward = gather_rows(self.engine, rewards)
+        return {
+            **self.summarise(self.engine.sum(sums)),
+            "pairs": count,
+            "reward_mean": every_reward.mean().item(),
+            "reward_std": every_reward.std().item(),
+            "reward_min": every_reward.min().item(),
+            "reward_max": every_reward.max().item(),
+        }
