@@ -45,17 +45,22 @@ find_python() {
     return 1
 }
 
-# What decides the content of the environment, and the place it was made for.
+# What decides the content of the environment.
 fingerprint() {
-    { echo "$root"; cat "$root/requirements.txt" "$root/pyproject.toml"; } | cksum
+    cat "$root/requirements.txt" "$root/pyproject.toml" | cksum
 }
 
-# The stamp's second line lists what is installed: "core", or "core dev", which serves both.
+# Three lines: the project's folder (programs in .venv/bin name it), the fingerprint, and what is installed:
+# "core", or "core dev", which serves both.
 wanted=core
 [[ $dev == 1 ]] && wanted="core dev"
-if [[ -x $venv/bin/python && -f $stamp && $(head -n 1 "$stamp") == "$(fingerprint)" ]]; then
-    [[ $(tail -n 1 "$stamp") == "$wanted"* ]] && exit 0
-    [[ $dev == 1 ]] || exit 0
+clear=0
+if [[ -f $stamp ]]; then
+    { read -r stamped_root && read -r stamped_print && read -r installed; } <"$stamp" || installed=
+    [[ ${stamped_root:-} == "$root" ]] || clear=1
+    if [[ $clear == 0 && -x $venv/bin/python && $stamped_print == "$(fingerprint)" && $installed == "$wanted"* ]]; then
+        exit 0
+    fi
 fi
 
 # One installation at a time; a second one waits and then finds the work done.
@@ -64,9 +69,13 @@ if command -v flock >/dev/null 2>&1 && [[ -z ${OPENRLHF_INSTALL_LOCKED:-} ]]; th
     exec flock "$root/build_scripts/install.sh" bash "$root/build_scripts/install.sh" "$@"
 fi
 
-if ! supported "$venv/bin/python"; then
+pip() {
+    "$venv/bin/python" -m pip --disable-pip-version-check "$@"
+}
+
+if [[ $clear == 1 ]] || ! supported "$venv/bin/python" || ! pip --version >/dev/null 2>&1; then
     python=$(find_python)
-    if [[ -e $venv && ! -f $venv/pyvenv.cfg ]]; then
+    if [[ -e $venv && ! -f $venv/pyvenv.cfg && -n $(ls -A "$venv" 2>&1) ]]; then
         echo "install.sh: $venv exists and is not a virtual environment; move it away and run this again" >&2
         exit 1
     fi
@@ -77,10 +86,7 @@ if ! supported "$venv/bin/python"; then
     }
 fi
 
-rm -f "$stamp"
-pip() {
-    "$venv/bin/python" -m pip --disable-pip-version-check "$@"
-}
+rm -f "$stamp" # written again at the very end: an installation cut short is taken up by the next run
 torch=$(sed -n 's/^\(torch==[^ ;#]*\).*/\1/p' "$root/requirements.txt")
 if [[ -z $torch ]]; then
     echo "install.sh: expected a line torch==VERSION in $root/requirements.txt" >&2
@@ -94,4 +100,4 @@ if [[ $dev == 1 ]]; then
 else
     pip install --no-deps -e "$root"
 fi
-printf '%s\n%s\n' "$(fingerprint)" "$wanted" >"$stamp"
+printf '%s\n' "$root" "$(fingerprint)" "$wanted" >"$stamp"

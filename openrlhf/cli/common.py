@@ -18,6 +18,7 @@ from openrlhf.datasets.sources import load_rows, split_rows
 from openrlhf.models.reward_model import load_tokenizer
 from openrlhf.trainer.config import TrainConfig
 from openrlhf.trainer.engine import Engine, OptimizerSettings, make_engine
+from openrlhf.trainer.loop import LoopSettings, Progress, find_resume
 from openrlhf.trainer.plan import TrainingPlan
 from openrlhf.utils.checkpoint import atomic_dir, clean_stale, ensure_writable
 from openrlhf.utils.run_log import RunLog
@@ -153,6 +154,52 @@ def load_splits(config: TrainConfig, prompt_key: str | None) -> tuple[Any, Any |
     return split_rows(train, config.eval_fraction, config.seed, **group_columns)
 
 
+def training_plan(config: TrainConfig, engine: Engine, examples: int) -> TrainingPlan:
+    """Order and number of the updates."""
+    return TrainingPlan(
+        examples=examples,
+        epochs=config.max_epochs,
+        batch_size=config.train_batch_size,
+        micro_batch_size=config.micro_train_batch_size,
+        world_size=engine.world_size,
+        seed=config.seed,
+    )
+
+
+def loop_settings(
+    config: TrainConfig,
+    fingerprint: str,
+    write_model: Callable[[Path], None],
+    keep_best: Callable[[dict[str, float]], None] | None = None,
+) -> LoopSettings:
+    """When to log, evaluate and save."""
+    return LoopSettings(
+        logging_steps=config.logging_steps,
+        eval_steps=config.eval_steps,
+        save_steps=config.save_steps,
+        checkpoint_folder=config.checkpoint_folder,
+        max_ckpt_num=config.max_ckpt_num,
+        max_ckpt_mem=config.max_ckpt_mem,
+        identity=run_identity(config, fingerprint),
+        resume=config.load_checkpoint,
+        save_state=not config.disable_ds_ckpt,
+        write_model=write_model if config.save_hf_ckpt else None,
+        keep_best=keep_best if config.save_best else None,
+    )
+
+
+def resume(engine: Engine, settings: LoopSettings, plan: TrainingPlan) -> tuple[Path | None, Progress]:
+    """Restore the newest complete checkpoint if asked for; (None, start) otherwise."""
+    folder, progress = find_resume(engine, settings)
+    if folder is not None:
+        engine.load_state(folder)
+    if engine.is_main and folder is not None:
+        logger.info("resumed from %s at step %d of %d", folder, progress.step, plan.total_steps)
+    elif engine.is_main and settings.resume:
+        logger.warning("no complete checkpoint under %s; starting at step 0", settings.checkpoint_folder)
+    return folder, progress
+
+
 def optimizer_settings(config: TrainConfig, plan: TrainingPlan) -> OptimizerSettings:
     """Settings of AdamW and its schedule for a plan."""
     return OptimizerSettings(
@@ -189,7 +236,8 @@ def run_identity(config: TrainConfig, fingerprint: str) -> dict[str, Any]:
     free = {
         "save_path", "ckpt_path", "load_checkpoint", "s3_save_path", "dry_run", "local_rank", "num_proc", "use_wandb",
         "wandb_org", "wandb_group", "wandb_project", "wandb_run_name", "use_tensorboard", "logging_steps", "eval_steps",
-        "save_steps", "save_hf_ckpt", "max_ckpt_num", "max_ckpt_mem", "disable_ds_ckpt", "save_best", "eval_dataset",
+        "save_steps",
+        "save_hf_ckpt", "max_ckpt_num", "max_ckpt_mem", "disable_ds_ckpt", "save_best", "eval_dataset",
         "eval_split", "flash_attn", "attn_implementation", "gradient_checkpointing", "micro_train_batch_size", "dataset",
         "gradient_checkpointing_use_reentrant", "overlap_comm", "zpg", "disable_trace_cache",
     }  # fmt: skip

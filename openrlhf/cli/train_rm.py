@@ -16,6 +16,7 @@ from openrlhf.cli.common import (
     cache_folder,
     check_outputs,
     load_splits,
+    loop_settings,
     main_first,
     open_log,
     optimizer_settings,
@@ -23,9 +24,10 @@ from openrlhf.cli.common import (
     replaced_folder,
     resolve_attention,
     resolve_pocket_model,
+    resume,
     run_command,
-    run_identity,
     start_engine,
+    training_plan,
     training_tokenizer,
     upload_result,
 )
@@ -37,8 +39,7 @@ from openrlhf.models.losses import PAIR_LOSSES
 from openrlhf.models.reward_model import RewardModel, fit_embedding, load_reward_model, save_reward_model
 from openrlhf.trainer.config import TrainRMConfig, validate
 from openrlhf.trainer.engine import Engine
-from openrlhf.trainer.loop import LoopSettings, find_resume, run_training
-from openrlhf.trainer.plan import TrainingPlan
+from openrlhf.trainer.loop import run_training
 from openrlhf.trainer.reward_trainer import ContrastiveSettings, RewardTrainer
 from openrlhf.utils.manifest import write_manifest
 from openrlhf.utils.run_log import seed_everything
@@ -209,14 +210,7 @@ def _run(config: TrainRMConfig, engine: Engine) -> dict[str, float]:
         check_outputs(config)
     tokenizer = training_tokenizer(config)
     train, held_out, template = main_first(engine, partial(load_pairs, config, tokenizer))
-    plan = TrainingPlan(
-        examples=len(train),
-        epochs=config.max_epochs,
-        batch_size=config.train_batch_size,
-        micro_batch_size=config.micro_train_batch_size,
-        world_size=engine.world_size,
-        seed=config.seed,
-    )
+    plan = training_plan(config, engine, len(train))
     if engine.is_main:
         logger.info("pairs: %s; evaluation: %s", train.counts, held_out.counts if held_out else "none")
     if config.dry_run:
@@ -251,26 +245,8 @@ def _run(config: TrainRMConfig, engine: Engine) -> dict[str, float]:
         center_coef=config.center_rewards_coefficient,
     )
     writer = ModelWriter(config, engine, model, peft_model, tokenizer, template)
-    settings = LoopSettings(
-        logging_steps=config.logging_steps,
-        eval_steps=config.eval_steps,
-        save_steps=config.save_steps,
-        checkpoint_folder=config.checkpoint_folder,
-        max_ckpt_num=config.max_ckpt_num,
-        max_ckpt_mem=config.max_ckpt_mem,
-        identity=run_identity(config, train.fingerprint),
-        resume=config.load_checkpoint,
-        save_state=not config.disable_ds_ckpt,
-        write_model=writer.write if config.save_hf_ckpt else None,
-        keep_best=writer.publish if config.save_best else None,
-    )
-    folder, progress = find_resume(engine, settings)
-    if folder is not None:
-        engine.load_state(folder)
-        logger.info("resumed from %s at step %d of %d", folder, progress.step, plan.total_steps)
-    elif config.load_checkpoint and engine.is_main:
-        logger.warning("no complete checkpoint under %s; starting at step 0", settings.checkpoint_folder)
-
+    settings = loop_settings(config, train.fingerprint, write_model=writer.write, keep_best=writer.publish)
+    folder, progress = resume(engine, settings, plan)
     with open_log(config, engine, "train_rm", progress.step if folder else None) as log:
         if engine.is_main:
             extra = {"data": {"train": train.fingerprint, "counts": train.counts}, "total_steps": plan.total_steps}

@@ -106,7 +106,7 @@ def pocket_completions(
         seed: of the questions and of the sampling.
     """
     problems = generate_problems(split, n_questions, seed, level)
-    max_new_tokens = _pocket_response_limit(split, level)
+    max_new_tokens = pocket_response_limit(split, level)
     settings = {
         "policy": checkpoint_fingerprint(policy_path),
         "tokenizer": _file_hash(Path(policy_path) / "tokenizer.json"),
@@ -166,7 +166,7 @@ def pocket_preferences(
     return pairs
 
 
-def _pocket_response_limit(split: str, level: int) -> int:
+def pocket_response_limit(split: str, level: int) -> int:
     """New tokens that hold any right solution: one digit is one token, and an equation has three numbers."""
     settings = LEVELS[level]
     steps = (settings.ood_steps if split == "ood" else settings.steps)[1]

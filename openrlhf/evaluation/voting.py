@@ -156,6 +156,18 @@ def vote_with_filter(
     return _report(_questions(rows, warmup_tokens, tie_rule, threshold is not None), threshold)
 
 
+def filter_tradeoff(
+    rows: Sequence[Mapping[str, Any]], *, warmup_tokens: int = 0, tie_rule: TieRule = "score", candidates: int = 25
+) -> list[VoteReport]:
+    """Reports without a filter and at up to `candidates` rising thresholds: tokens saved against accuracy.
+
+    Args, Raises: as `vote_with_filter`; every row needs `cosine_sim`.
+    """
+    _check_filter(None, warmup_tokens)
+    questions = _questions(rows, warmup_tokens, tie_rule, True)
+    return [_report(questions, threshold) for threshold in (None, *_candidate_thresholds(questions, candidates))]
+
+
 def threshold_at_equal_accuracy(
     validation_rows: Sequence[Mapping[str, Any]],
     test_rows: Sequence[Mapping[str, Any]],

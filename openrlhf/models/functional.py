@@ -33,7 +33,9 @@ def last_valid_index(mask: Tensor) -> Tensor:
     mask = mask.bool()
     empty = ~mask.any(dim=1)
     if empty.any():
-        raise ValueError(f"rows {empty.nonzero().flatten().tolist()} of the mask hold no token; drop them before scoring")
+        raise ValueError(
+            f"rows {empty.nonzero().flatten().tolist()} of the mask hold no token; drop them before scoring"
+        )
     return mask.shape[1] - 1 - mask.flip(1).long().argmax(dim=1)
 
 

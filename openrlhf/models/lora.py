@@ -64,7 +64,9 @@ def save_adapter(
     network = peft_model.base_model.model
     peft_model.peft_config["default"].base_model_name_or_path = str(network.config._name_or_path)
     peft_model.save_pretrained(folder, state_dict=state_dict, save_embedding_layers=False)
-    (folder / SETTINGS_FILE).write_text(json.dumps({**read_settings(network.config), **(settings or {})}, indent=2) + "\n")
+    (folder / SETTINGS_FILE).write_text(
+        json.dumps({**read_settings(network.config), **(settings or {})}, indent=2) + "\n"
+    )
     tokenizer.save_pretrained(folder)
     _check_adapter_head(folder, network.config)
 
@@ -78,7 +80,9 @@ def _check_adapter_head(folder: Path, config) -> None:
     check_head(head, config.get_text_config().hidden_size, kind, folder)
 
 
-def load_merged(folder: str | Path, *, dtype: torch.dtype | None, attn_implementation: str | None = None) -> RewardModel:
+def load_merged(
+    folder: str | Path, *, dtype: torch.dtype | None, attn_implementation: str | None = None
+) -> RewardModel:
     """Load an adapter saved by :func:`save_adapter` onto its base and merge it into plain weights.
 
     Raises:

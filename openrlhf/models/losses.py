@@ -25,7 +25,8 @@ class LossOutput:
 def _reward_gap(chosen: Tensor, rejected: Tensor, margin: Tensor | None) -> Tensor:
     if chosen.shape != rejected.shape or chosen.dim() != 1:
         raise ValueError(
-            f"expected chosen and rejected rewards of one shape (B,), got {tuple(chosen.shape)} and {tuple(rejected.shape)}"
+            f"expected chosen and rejected rewards of one shape (B,), got {tuple(chosen.shape)} and "
+            f"{tuple(rejected.shape)}"
         )
     if margin is not None and margin.shape != chosen.shape:
         raise ValueError(f"expected a margin of shape {tuple(chosen.shape)}, got {tuple(margin.shape)}")
@@ -68,10 +69,27 @@ def centering_loss(chosen: Tensor, rejected: Tensor) -> Tensor:
         () mean over pairs, in squared reward units.
     Source: Eisenstein et al. 2023, arXiv 2312.09244, section on auxiliary losses.
     """
-    return (chosen.float() + rejected.float()).square().mean()
+    return _reward_gap(chosen, -rejected, None).square().mean()
 
 
 PAIR_LOSSES: dict[str, Callable[[Tensor, Tensor, Tensor | None], Tensor]] = {
     "sigmoid": bradley_terry_loss,
     "logexp": log_exp_loss,
 }
+
+
+def next_token_loss(logits: Tensor, input_ids: Tensor, response_mask: Tensor) -> Tensor:
+    """Cross-entropy of the response tokens given all tokens before them.
+
+    Args:
+        logits: (B, S, V) float; the entry at t predicts token t + 1.
+        input_ids: (B, S) int64.
+        response_mask: (B, S) bool, True on the tokens that count; column 0 cannot count.
+    Returns:
+        () mean over counted tokens, in nats; 0 when none counts.
+    """
+    target_mask = response_mask[:, 1:]
+    chosen = logits[:, :-1][target_mask]  # (tokens, V)
+    chosen = chosen.to(torch.promote_types(chosen.dtype, torch.float32))
+    targets = input_ids[:, 1:][target_mask]
+    return F.cross_entropy(chosen, targets, reduction="sum") / max(targets.numel(), 1)

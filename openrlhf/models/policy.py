@@ -106,7 +106,9 @@ class Policy:
         with torch.random.fork_rng(devices=devices):
             torch.manual_seed(seed)
             for batch in _split_rows(rows, [len(ids) for ids in prompt_ids], max_new_tokens, batch_tokens):
-                sampled = self._generate_batch([prompt_ids[index] for index in batch], temperature, top_p, max_new_tokens)
+                sampled = self._generate_batch(
+                    [prompt_ids[index] for index in batch], temperature, top_p, max_new_tokens
+                )
                 for index, response in zip(batch, sampled, strict=True):
                     responses[index].append(response)
                 if on_batch is not None:

@@ -206,14 +206,18 @@ def load_reward_model(
 
     config = AutoConfig.from_pretrained(path)
     if count_experts(config.get_text_config()) is None and with_aux_loss:
-        raise ValueError(f"--aux_loss_coef needs a mixture-of-experts model; {path} ({config.model_type}) has no experts")
+        raise ValueError(
+            f"--aux_loss_coef needs a mixture-of-experts model; {path} ({config.model_type}) has no experts"
+        )
     recorded = read_settings(config)
     is_reward_checkpoint = any("ForSequenceClassification" in name for name in config.architectures or [])
     kind = value_head or recorded.get("value_head", "linear")
     if kind not in VALUE_HEADS:
         raise ValueError(f"value head of {path}: expected one of {list(VALUE_HEADS)}, got {kind!r}")
     if is_reward_checkpoint and config.num_labels != 1:
-        raise ValueError(f"{path} has {config.num_labels} labels; a reward model has exactly 1 (num_labels in config.json)")
+        raise ValueError(
+            f"{path} has {config.num_labels} labels; a reward model has exactly 1 (num_labels in config.json)"
+        )
     if is_reward_checkpoint and not new_head and kind != recorded.get("value_head", "linear"):
         raise ValueError(
             f"{path} was saved with a {recorded.get('value_head', 'linear')} head, got --value_head_strategy {kind}; "
@@ -238,9 +242,13 @@ def load_reward_model(
     if not isinstance(getattr(network, "score", None), nn.Linear):
         raise ValueError(f"{path}: {type(network).__name__} has no head called 'score'; use a causal (decoder) model")
     missing = {name for name in info["missing_keys"] if not name.startswith("score.")}
-    mismatched = {str(key[0]) if isinstance(key, tuple) else str(key) for key in info["mismatched_keys"]} - {"score.weight"}
+    mismatched = {str(key[0]) if isinstance(key, tuple) else str(key) for key in info["mismatched_keys"]} - {
+        "score.weight"
+    }
     if missing or mismatched:
-        raise ValueError(f"{path}: missing weights {sorted(missing)[:5]}, weights of another shape {sorted(mismatched)[:5]}")
+        raise ValueError(
+            f"{path}: missing weights {sorted(missing)[:5]}, weights of another shape {sorted(mismatched)[:5]}"
+        )
     has_head = "score.weight" not in info["missing_keys"]
     if not has_head and (is_reward_checkpoint or not allow_missing_head):
         raise ValueError(
@@ -271,7 +279,9 @@ def _read_head(path: str) -> dict[str, Tensor]:
     head = {}
     for file in sorted(Path(path).glob("*.safetensors")):
         with safe_open(str(file), "pt") as tensors:
-            head.update({k.removeprefix("score."): tensors.get_tensor(k) for k in tensors.keys() if k.startswith("score.")})
+            head.update(
+                {k.removeprefix("score."): tensors.get_tensor(k) for k in tensors.offset_keys() if k.startswith("score.")}
+            )
     return head
 
 
@@ -293,7 +303,9 @@ def check_head(state: dict[str, Tensor], hidden_size: int, kind: str, where: str
         if tuple(tensor.shape) != shape:
             raise ValueError(f"{where}: the value head '{key}' has shape {tuple(tensor.shape)}, expected {shape}")
         if not torch.isfinite(tensor).all() or not tensor.any():
-            raise ValueError(f"{where}: the value head '{key}' is all zero or not finite; the run that saved it is broken")
+            raise ValueError(
+                f"{where}: the value head '{key}' is all zero or not finite; the run that saved it is broken"
+            )
 
 
 def load_tokenizer(path: str | Path, pad_token: str | None = None):

@@ -142,8 +142,8 @@ def run_training(
             sums = None
             if not math.isfinite(metrics["loss"]):
                 raise RuntimeError(
-                    f"the loss is {metrics['loss']} at step {progress.step}; lower --learning_rate, check --max_norm, or "
-                    "go on from the last checkpoint with --load_checkpoint"
+                    f"the loss is {metrics['loss']} at step {progress.step}; lower --learning_rate, check "
+                    "--max_norm, or go on from the last checkpoint with --load_checkpoint"
                 )
             epoch = progress.step * plan.batch_size / plan.examples
             log.log(

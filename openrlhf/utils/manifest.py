@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from openrlhf.utils.checkpoint import atomic_write_text
+from openrlhf.utils.atomic import atomic_write_text
 
 MANIFEST_NAME = "manifest.json"
 

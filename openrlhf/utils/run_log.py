@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from openrlhf.utils.checkpoint import atomic_write_bytes, atomic_write_text
+from openrlhf.utils.atomic import atomic_write_bytes, atomic_write_text
 from openrlhf.utils.manifest import (
     MANIFEST_NAME,
     finish_manifest,

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
-from openrlhf.utils.checkpoint import atomic_dir, clean_stale
+from openrlhf.utils.atomic import atomic_dir, clean_stale
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from openrlhf.utils import checkpoint
+from openrlhf.utils import atomic
 from openrlhf.utils.checkpoint import (
     atomic_dir,
     atomic_write_text,
@@ -65,7 +65,7 @@ def test_a_link_keeps_pointing_at_the_file_that_is_replaced(tmp_path):
 @pytest.mark.parametrize("exchange", [True, False])
 def test_folder_is_replaced_as_a_whole(tmp_path, monkeypatch, exchange):
     if not exchange:
-        monkeypatch.setattr(checkpoint, "_exchange", lambda first, second: False)
+        monkeypatch.setattr(atomic, "_exchange", lambda first, second: False)
     target = tmp_path / "model"
     for content in ("old", "new"):
         with atomic_dir(target) as folder:
@@ -104,6 +104,19 @@ def test_carried_files_stay_and_keep_their_open_writers(tmp_path):
     assert names(target) == ["config.json", "metrics.jsonl", "tensorboard"]
 
 
+def test_files_written_for_the_owner_alone_get_the_usual_rights(tmp_path):
+    before = os.umask(0o027)
+    try:
+        with atomic_dir(tmp_path / "model") as folder:
+            (folder / "weights").touch(mode=0o600)
+            (folder / "program").touch(mode=0o700)
+    finally:
+        os.umask(before)
+    # 0666 less the mask 0027 is 0640
+    assert (tmp_path / "model" / "weights").stat().st_mode & 0o777 == 0o640
+    assert (tmp_path / "model" / "program").stat().st_mode & 0o777 == 0o740
+
+
 def test_a_file_in_the_way_is_refused(tmp_path):
     (tmp_path / "model").write_text("file")
     with pytest.raises(ValueError, match="found a file"):
@@ -113,7 +126,7 @@ def test_a_file_in_the_way_is_refused(tmp_path):
 # Kills the saving process just before its n-th call that touches the disk: no handler and no clean-up runs.
 KILLED_SAVE = """
 import os, shutil, sys
-from openrlhf.utils import checkpoint
+from openrlhf.utils import atomic
 target, limit, exchange = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "True"
 calls = 0
 def dying(function):
@@ -126,8 +139,8 @@ def dying(function):
     return call
 for name in ("rename", "replace", "fsync", "mkdir", "unlink", "rmdir"):
     setattr(os, name, dying(getattr(os, name)))
-checkpoint._exchange = dying(checkpoint._exchange) if exchange else (lambda first, second: False)
-with checkpoint.atomic_dir(target, complete={"version": "new"}) as folder:
+atomic._exchange = dying(atomic._exchange) if exchange else (lambda first, second: False)
+with atomic.atomic_dir(target, complete={"version": "new"}) as folder:
     for name in ("a", "b"):
         with open(folder / name, "w") as handle:
             handle.write("new")
@@ -143,7 +156,7 @@ def run_killed_save(target, limit, exchange):
 def test_killed_at_any_point_the_folder_is_the_old_or_the_new_one(tmp_path, exchange):
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
-    if exchange and not checkpoint._exchange(tmp_path / "first", tmp_path / "second"):
+    if exchange and not atomic._exchange(tmp_path / "first", tmp_path / "second"):
         pytest.skip("this file system cannot exchange two folders in one step")
     for name in ("first", "second"):
         (tmp_path / name).rmdir()
@@ -170,7 +183,7 @@ def test_killed_at_any_point_the_folder_is_the_old_or_the_new_one(tmp_path, exch
 
 
 def test_clean_stale_takes_only_leftovers_of_dead_processes(tmp_path):
-    host = checkpoint._HOST
+    host = atomic._HOST
     dead, alive = dead_pid(), os.getppid()
     (tmp_path / f".model.tmp-{host}-{dead}-0").mkdir()
     (tmp_path / f".model.tmp-{host}-{dead}-0" / "part").write_text("x")
@@ -281,7 +294,7 @@ def test_ensure_writable_refuses_a_read_only_place(tmp_path, monkeypatch):
 
 
 def test_require_free_space_names_both_numbers(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda path: SimpleNamespace(free=2**30))
+    monkeypatch.setattr(atomic.shutil, "disk_usage", lambda path: SimpleNamespace(free=2**30))
     require_free_space(tmp_path / "not" / "yet", 2**30)
     with pytest.raises(ValueError, match=r"2\.00 GiB needed, 1\.00 GiB free"):
         require_free_space(tmp_path / "not" / "yet", 2 * 2**30)

@@ -10,6 +10,7 @@ import pytest
 
 from openrlhf.evaluation.voting import (
     filter_by_goal,
+    filter_tradeoff,
     majority_vote,
     split_questions,
     threshold_at_equal_accuracy,
@@ -176,6 +177,16 @@ def test_threshold_is_chosen_on_validation_and_reported_on_test():
     assert chosen.validation.tokens_saved == pytest.approx(18 / 60)
     # Test at 0.2: t1 loses everything (fallback), t2 keeps everything.
     assert (chosen.test.fallbacks, chosen.test.tokens_saved) == (1, 0.0)
+
+
+def test_tradeoff_starts_unfiltered_and_each_threshold_drops_more():
+    rows = [row(f"q{k % 2}", "5", cosine_sim=(0.9, low, 0.9)) for k, low in enumerate((0.1, 0.2, 0.3, 0.4))]
+    reports = filter_tradeoff(rows)
+    assert [report.threshold for report in reports] == [None, *[pytest.approx(low) for low in (0.1, 0.2, 0.3, 0.4)]]
+    assert [report.dropped for report in reports] == [0, 0.25, 0.5, 0.75, 1.0]
+    # q0 has 0.1 and 0.3, q1 has 0.2 and 0.4; one of 12 tokens saved for each dropped one, none for a lost question
+    assert [report.tokens_saved for report in reports] == pytest.approx([0, 1 / 12, 2 / 12, 1 / 12, 0])
+    assert [report.fallbacks for report in reports] == [0, 0, 0, 1, 2]
 
 
 def test_threshold_never_costs_validation_accuracy():

@@ -1,0 +1,11 @@
+"""The whole method in one command: `python examples/quickstart.py`."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # works from a checkout that is not installed
+
+from openrlhf.cli.quickstart import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""What the scoring commands share: find a reward checkpoint, how it was trained, and load it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig
+
+from openrlhf.models.lora import SETTINGS_FILE
+from openrlhf.models.reward_model import (
+    RewardModel,
+    checkpoint_fingerprint,
+    load_reward_model,
+    load_tokenizer,
+    read_settings,
+)
+from openrlhf.utils.storage import is_s3, local_copy
+
+DEFAULT_MAX_LEN = 2048
+
+
+@dataclass(frozen=True)
+class RewardCheckpoint:
+    """A checkpoint on this machine and how its texts are rendered."""
+
+    name: str  # last part of the name given, for output folders
+    folder: Path
+    fingerprint: str
+    template: str  # prompt template; not used with apply_chat_template
+    apply_chat_template: bool
+    max_len: int  # tokens of prompt + response
+
+    def load(self, bf16: bool = False, attn_implementation: str | None = None) -> tuple[RewardModel, Any]:
+        """The model, in eval mode on the GPU when there is one, and its tokenizer."""
+        tokenizer = load_tokenizer(self.folder)
+        model = load_reward_model(
+            self.folder,
+            dtype=torch.bfloat16 if bf16 else torch.float32,
+            attn_implementation=attn_implementation,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+        return model.to("cuda" if torch.cuda.is_available() else "cpu").eval(), tokenizer
+
+
+def find_checkpoint(
+    name: str,
+    *,
+    input_template: str | None = None,
+    apply_chat_template: bool = False,
+    max_len: int | None = None,
+) -> RewardCheckpoint:
+    """Locate a reward checkpoint and settle how prompts are rendered, without loading its weights.
+
+    Args:
+        name: folder, s3:// address or hub id.
+        input_template, apply_chat_template, max_len: override what the checkpoint records.
+    Raises:
+        ValueError: no such checkpoint, no weights in it, or a template neither recorded nor given.
+        RuntimeError: a hub id that cannot be fetched.
+    """
+    folder = _local_folder(name)
+    fingerprint = checkpoint_fingerprint(folder)
+    recorded = _recorded_settings(folder)
+    chat = apply_chat_template or (input_template is None and bool(recorded.get("apply_chat_template")))
+    template = input_template or recorded.get("template") or ("{}" if chat else None)
+    if template is None:
+        raise ValueError(
+            f"{name} records no prompt template; pass --input_template (nemo, plain, or a text with {{question}})"
+        )
+    return RewardCheckpoint(
+        name=name.rstrip("/").rsplit("/", 1)[-1],
+        folder=folder,
+        fingerprint=fingerprint,
+        template=template,
+        apply_chat_template=chat,
+        max_len=max_len or recorded.get("max_len") or DEFAULT_MAX_LEN,
+    )
+
+
+def _local_folder(name: str) -> Path:
+    if is_s3(name) or Path(name).is_dir():
+        return local_copy(name)
+    if name.startswith((".", "/", "~")) or name.count("/") != 1 or Path(name).parent.is_dir():
+        raise ValueError(f"expected a reward model checkpoint at {name}, found no folder; train one with train_rm")
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name))
+    except Exception as error:  # the hub client raises many unrelated types
+        raise RuntimeError(f"cannot fetch {name}, which is no local folder either, from the hub: {error}") from error
+
+
+def _recorded_settings(folder: Path) -> dict[str, Any]:
+    adapter_settings = folder / SETTINGS_FILE
+    if adapter_settings.is_file():
+        return json.loads(adapter_settings.read_text(encoding="utf-8"))
+    return read_settings(AutoConfig.from_pretrained(str(folder)))

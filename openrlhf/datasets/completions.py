@@ -1,0 +1,149 @@
+"""Completions of questions in the Nemo-Skills prediction schema, one JSON line each."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from openrlhf.datasets.files import FILE_SUFFIXES, read_records
+from openrlhf.datasets.jsonl import read_jsonl, write_jsonl
+
+__all__ = [
+    "GREEDY_FILE",
+    "Completion",
+    "completion_to_row",
+    "group_by_question",
+    "read_completions",
+    "read_jsonl",
+    "row_to_completion",
+    "sample_files",
+    "write_jsonl",
+]
+
+# Names of a field, newest first; rows are written with the first.
+_QUESTION = ("question", "problem")
+_SOLUTION = ("generated_solution", "generation")
+_EXPECTED = ("expected_answer", "answer")
+_LABELS = {"true": True, "1": True, "false": False, "0": False}
+
+GREEDY_FILE = "output-greedy.jsonl"
+_SAMPLE_FILE = re.compile(r"output-(?!greedy)(.+?)\.jsonl(\.gz)?$")
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One solution that a model wrote for a question."""
+
+    question: str
+    generated_solution: str
+    expected_answer: str | None = None
+    predicted_answer: str | None = None  # None: no answer was found in the solution
+    is_correct: bool | None = None  # None: not graded
+    sample: int = 0  # number of the completion among those of its question
+    extra: dict[str, Any] = field(default_factory=dict)  # every other key of the row, kept when written back
+
+
+def row_to_completion(row: Mapping[str, Any]) -> Completion:
+    """A completion from a row with new or old field names.
+
+    Old names: `problem` for `question`, `generation` for `generated_solution`, `answer` for `expected_answer`. Answers
+    that are numbers become text.
+
+    Raises:
+        ValueError: no question or no solution, or an is_correct that is no truth value.
+    """
+    rest = dict(row)
+    question, solution, expected = (_take(rest, names) for names in (_QUESTION, _SOLUTION, _EXPECTED))
+    if not isinstance(question, str) or not isinstance(solution, str):
+        raise ValueError(
+            f"a completion needs text under {' or '.join(_QUESTION)} and under {' or '.join(_SOLUTION)}, "
+            f"got the keys {list(row)}"
+        )
+    predicted, sample = rest.pop("predicted_answer", None), rest.pop("sample", None)
+    return Completion(
+        question=question,
+        generated_solution=solution,
+        expected_answer=None if expected is None else str(expected),
+        predicted_answer=None if predicted is None else str(predicted),
+        is_correct=_label(rest.pop("is_correct", None)),
+        sample=0 if sample is None else int(sample),
+        extra=rest,
+    )
+
+
+def completion_to_row(completion: Completion) -> dict[str, Any]:
+    """The row of a completion, new field names first, then its other keys."""
+    row = {name: getattr(completion, name) for name in Completion.__dataclass_fields__ if name != "extra"}
+    return {**row, **completion.extra}
+
+
+def read_completions(path: str | Path) -> list[Completion]:
+    """Completions of a file, or of all `output-*.jsonl` files of a benchmark's folder but the greedy one.
+
+    Rows without a `sample` number get one: their place among the rows of the same question, over all files in order.
+
+    Raises:
+        ValueError: no such file, an unreadable line or a row that is no completion, with file and line.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise ValueError(f"{path}: no such file or folder of completions")
+    files = sample_files(path) if path.is_dir() else [path]
+    if not files:
+        raise ValueError(f"{path}: no output-*.jsonl files in this folder")
+    seen: Counter[str] = Counter()
+    completions = []
+    for file in files:
+        if not file.name.endswith(FILE_SUFFIXES):
+            raise ValueError(f"{file}: expected a file name ending in {', '.join(FILE_SUFFIXES)}")
+        for line, row in read_records(file):
+            try:
+                completion = row_to_completion(row)
+            except ValueError as error:
+                raise ValueError(f"{file}:{line}: {error}") from error
+            if row.get("sample") is None:
+                completion = replace(completion, sample=seen[completion.question])
+            seen[completion.question] += 1
+            completions.append(completion)
+    return completions
+
+
+def sample_files(folder: Path) -> list[Path]:
+    """The `output-*.jsonl` files of sampled completions in a folder, rs2 before rs10, without output-greedy."""
+    found = [(match.group(1), path) for path in folder.iterdir() if (match := _SAMPLE_FILE.fullmatch(path.name))]
+    return [path for _, path in sorted(found, key=lambda item: (_natural(item[0]), item[1].name))]
+
+
+def group_by_question(completions: Iterable[Completion]) -> dict[str, list[int]]:
+    """Positions of the completions of each question, both in order of appearance."""
+    groups: dict[str, list[int]] = {}
+    for i, completion in enumerate(completions):
+        groups.setdefault(completion.question, []).append(i)
+    return groups
+
+
+def _take(row: dict[str, Any], names: tuple[str, ...]) -> Any:
+    """Remove and return the value under the first of these names that has one; other names stay in the row."""
+    for name in names:
+        if row.get(name) is not None:
+            return row.pop(name)
+    row.pop(names[0], None)
+    return None
+
+
+def _label(value: Any) -> bool | None:
+    if value is None or isinstance(value, bool):
+        return value
+    label = _LABELS.get(str(value).lower())
+    if label is None:
+        raise ValueError(f"is_correct: expected true, false or null, got {value!r}")
+    return label
+
+
+def _natural(text: str) -> list[tuple[int, int, str]]:
+    """Sort key that compares runs of digits as numbers."""
+    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.findall(r"\d+|\D+", text)]

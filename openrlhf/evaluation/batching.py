@@ -1,0 +1,62 @@
+"""Token sequences grouped into padded batches of bounded size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+WINDOW_BATCHES = 16  # sequences of about this many batches are sorted together: less padding, bounded memory
+
+
+def token_batches(lengths: Sequence[int], batch_tokens: int) -> list[list[int]]:
+    """Positions of N sequences grouped by length, the longest first.
+
+    Args:
+        lengths: N token counts.
+        batch_tokens: most tokens of a batch, padding included; a longer single sequence is a batch of its own.
+    Returns:
+        Batches of positions; every position is in exactly one.
+    Raises:
+        ValueError: batch_tokens below 1.
+    """
+    if batch_tokens < 1:
+        raise ValueError(f"expected batch_tokens of at least 1, got {batch_tokens}")
+    batches: list[list[int]] = []
+    longest = 0
+    for position in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        if not batches or (len(batches[-1]) + 1) * longest > batch_tokens:
+            batches.append([])
+            longest = lengths[position]
+        batches[-1].append(position)
+    return batches
+
+
+def token_windows(sequences: Iterable[Sequence[int]], batch_tokens: int) -> Iterator[list[Sequence[int]]]:
+    """Consecutive sequences, cut into lists of about WINDOW_BATCHES batches, in the order given."""
+    window: list[Sequence[int]] = []
+    tokens = 0
+    for sequence in sequences:
+        window.append(sequence)
+        tokens += len(sequence)
+        if tokens >= WINDOW_BATCHES * batch_tokens:
+            yield window
+            window, tokens = [], 0
+    if window:
+        yield window
+
+
+def pad_right(sequences: Sequence[Sequence[int]], pad_id: int, device: torch.device | str) -> tuple[Tensor, Tensor]:
+    """B sequences as one right-padded batch.
+
+    Returns:
+        input_ids (B, S) int64 and attention_mask (B, S) bool, True on real tokens.
+    """
+    width = max(len(sequence) for sequence in sequences)
+    input_ids = torch.full((len(sequences), width), pad_id, dtype=torch.long)
+    attention_mask = torch.zeros(len(sequences), width, dtype=torch.bool)
+    for row, sequence in enumerate(sequences):
+        input_ids[row, : len(sequence)] = torch.as_tensor(sequence, dtype=torch.long)
+        attention_mask[row, : len(sequence)] = True
+    return input_ids.to(device), attention_mask.to(device)

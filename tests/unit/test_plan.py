@@ -1,0 +1,80 @@
+"""Counting of steps, epochs and batches."""
+
+import numpy as np
+import pytest
+
+from openrlhf.trainer.plan import TrainingPlan, step_generator
+
+
+def plan(**changes) -> TrainingPlan:
+    settings = {"examples": 20, "epochs": 1, "batch_size": 6, "micro_batch_size": 3, "world_size": 1, "seed": 0}
+    return TrainingPlan(**{**settings, **changes})
+
+
+def test_tail_is_carried_over_and_flushed_once():
+    # 10 micro-batches of 1, accumulation 4, 3 epochs: 30 examples in batches of 4 -> 7 full ones and a last flush
+    p = plan(examples=10, epochs=3, batch_size=4, micro_batch_size=1)
+    assert p.total_steps == 8
+    assert p.accumulation == 4
+    assert [len(p.indices(step)) for step in range(8)] == [4] * 7 + [2]
+
+
+def test_every_epoch_holds_every_example_once():
+    p = plan(epochs=4)
+    order = np.concatenate([p.indices(step) for step in range(p.total_steps)])
+    assert len(order) == 80
+    for epoch in range(4):
+        assert sorted(order[epoch * 20 : (epoch + 1) * 20]) == list(range(20))
+    assert (order[:20] != order[20:40]).any()  # shuffled anew
+
+
+def test_order_depends_on_the_seed_alone():
+    alone, ranks = plan(seed=3), plan(seed=3, world_size=2)
+    for step in range(alone.total_steps):
+        assert (alone.indices(step) == ranks.indices(step)).all()
+    assert (plan(seed=4).indices(0) != alone.indices(0)).any()
+
+
+def test_resume_after_update_4_starts_at_offset_4_of_epoch_1():
+    # 20 rows in batches of 6: four updates cover 24 places, so update 4 starts at place 4 of the second epoch
+    p = plan(epochs=2)
+    second_epoch = np.random.default_rng([0, 1]).permutation(20)
+    assert p.indices(4).tolist() == second_epoch[4:10].tolist()
+    assert p.epochs_done(3) == 0 and p.epochs_done(4) == 1 and p.epochs_done(p.total_steps) == 2
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("count", [12, 7, 1])
+def test_micro_batches_cover_an_update_once_over_all_ranks(world_size, count):
+    p = plan(batch_size=12, micro_batch_size=3, world_size=world_size)
+    lengths = np.random.default_rng(0).integers(1, 100, count)
+    parts = [p.micro_batches(lengths, rank) for rank in range(world_size)]
+    assert all(len(part) == p.accumulation for part in parts)
+    assert sorted(np.concatenate([x for part in parts for x in part])) == list(range(count))
+    assert all(len(x) <= 3 for part in parts for x in part)
+
+
+def test_micro_batches_hold_similar_lengths():
+    p = plan(batch_size=6, micro_batch_size=3)
+    short, long = p.micro_batches(np.array([9, 1, 8, 2, 7, 3]), 0)
+    assert sorted(short) == [1, 3, 5] and sorted(long) == [0, 2, 4]
+
+
+def test_sizes_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match="fewer than one batch"):
+        plan(examples=5)
+    with pytest.raises(ValueError, match="multiple of --micro_train_batch_size 3"):
+        plan(batch_size=10, examples=30)
+    with pytest.raises(ValueError, match="2 processes"):
+        plan(batch_size=9, examples=30, world_size=2)
+
+
+def test_step_generator_is_a_function_of_seed_step_and_stream():
+    def draw(*key):
+        import torch
+
+        return torch.rand(4, generator=step_generator(*key)).tolist()
+
+    assert draw(1, 2) == draw(1, 2)
+    others = [draw(1, 2), draw(2, 1), draw(1, 3), draw(1, 2, 1)]
+    assert len({tuple(x) for x in others}) == 4
