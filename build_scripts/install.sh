@@ -40,7 +40,7 @@ find_python() {
             return
         fi
     done
-    echo "install.sh: no Python 3.10, 3.11 or 3.12 found (python3 is $(python3 --version 2>&1 || echo missing));" \
+    echo "install.sh: no Python 3.10, 3.11 or 3.12 found (python3: $({ python3 --version || echo missing; } 2>/dev/null));" \
         "install one and name it, as in PYTHON=/path/to/python3.11" >&2
     return 1
 }

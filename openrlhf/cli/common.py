@@ -17,7 +17,7 @@ import torch
 from openrlhf.datasets.sources import load_rows, split_rows
 from openrlhf.models.reward_model import load_tokenizer
 from openrlhf.trainer.config import TrainConfig
-from openrlhf.trainer.engine import Engine, OptimizerSettings, make_engine
+from openrlhf.trainer.engine import Engine, LocalEngine, OptimizerSettings, make_engine, under_launcher
 from openrlhf.trainer.loop import LoopSettings, Progress, find_resume
 from openrlhf.trainer.plan import TrainingPlan
 from openrlhf.utils.checkpoint import atomic_dir, clean_stale, ensure_writable
@@ -88,7 +88,9 @@ def check_outputs(config: TrainConfig) -> None:
 
 
 def start_engine(config: TrainConfig) -> Engine:
-    """The engine that the flags and the launcher ask for."""
+    """The engine that the flags and the launcher ask for; a dry run starts none but the launcher's."""
+    if config.dry_run and not under_launcher():
+        return LocalEngine()
     return make_engine(
         bf16=config.use_bf16,
         zero_stage=config.zero_stage,
@@ -233,14 +235,13 @@ def open_log(config: TrainConfig, engine: Engine, command: str, resume_step: int
 
 def run_identity(config: TrainConfig, fingerprint: str) -> dict[str, Any]:
     """Settings that a resumed run must share with the one that wrote the checkpoint."""
-    free = {
-        "save_path", "ckpt_path", "load_checkpoint", "s3_save_path", "dry_run", "local_rank", "num_proc", "use_wandb",
-        "wandb_org", "wandb_group", "wandb_project", "wandb_run_name", "use_tensorboard", "logging_steps", "eval_steps",
-        "save_steps",
-        "save_hf_ckpt", "max_ckpt_num", "max_ckpt_mem", "disable_ds_ckpt", "save_best", "eval_dataset",
-        "eval_split", "flash_attn", "attn_implementation", "gradient_checkpointing", "micro_train_batch_size", "dataset",
-        "gradient_checkpointing_use_reentrant", "overlap_comm", "zpg", "disable_trace_cache",
-    }  # fmt: skip
+    free = set(
+        "save_path ckpt_path load_checkpoint s3_save_path dry_run local_rank num_proc use_wandb wandb_org wandb_group "
+        "wandb_project wandb_run_name use_tensorboard logging_steps eval_steps save_steps save_hf_ckpt max_ckpt_num "
+        "max_ckpt_mem disable_ds_ckpt save_best eval_dataset eval_split flash_attn attn_implementation dataset "
+        "gradient_checkpointing gradient_checkpointing_use_reentrant micro_train_batch_size overlap_comm zpg "
+        "disable_trace_cache".split()
+    )
     settings = {name: value for name, value in dataclasses.asdict(config).items() if name not in free}
     return json.loads(json.dumps({**settings, "data": fingerprint}))
 

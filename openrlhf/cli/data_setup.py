@@ -115,7 +115,8 @@ def _write_pairs(config: DataSetupConfig) -> dict[str, int]:
         print(f"  {name.replace('_', ' '):<26}{count:>9}")
     if not pairs:
         raise ValueError(
-            f"no pairs from {len(rows)} solutions: no question has both a correct and a wrong one left ({json.dumps(counts)})"
+            f"no pairs from {len(rows)} solutions: no question has both a correct and a wrong one left "
+            f"({json.dumps(counts)})"
         )
     write_jsonl(config.output, pairs)
     print(f"{len(pairs)} pairs written to {config.output}")

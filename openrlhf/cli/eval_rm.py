@@ -1,19 +1,18 @@
-"""Score completions with a reward model: ``python -m openrlhf.cli.eval_rm --reward_model_path DIR --completions_data_path DIR``."""
+"""Score completions with a reward model: ``python -m openrlhf.cli.eval_rm --reward_model_path DIR ...``."""
 
 from __future__ import annotations
 
 import json
 import logging
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from openrlhf.cli.common import POCKET, cache_folder, resolve_pocket_model, run_command
+from openrlhf.cli.common import run_command
+from openrlhf.cli.completion_files import CompletionFile, find_completions
 from openrlhf.cli.parser import parse_config
 from openrlhf.cli.reward_checkpoint import RewardCheckpoint, find_checkpoint
-from openrlhf.datasets.completions import GREEDY_FILE, Completion, read_completions, sample_files
 from openrlhf.evaluation.goal_state import GoalState
 from openrlhf.evaluation.scoring import grade_completions, score_completions
 from openrlhf.evaluation.summary import format_table, summarise_rows
@@ -23,8 +22,6 @@ from openrlhf.utils.checkpoint import atomic_write_text, ensure_writable
 from openrlhf.utils.manifest import finish_manifest, write_manifest
 
 logger = logging.getLogger(__name__)
-
-POCKET_SPLITS = ("test", "ood")
 
 
 @dataclass(frozen=True)
@@ -71,16 +68,6 @@ class EvalRMConfig:
         filter_by_goal([0.0], self.filter_threshold, self.warmup_tokens)
 
 
-@dataclass(frozen=True)
-class CompletionFile:
-    """Completions that are scored into one file."""
-
-    benchmark: str
-    kind: str  # "greedy" or "all"
-    name: str  # of the scored file, without suffix
-    completions: list[Completion]
-
-
 def run(config: EvalRMConfig) -> dict[str, Any]:
     """Score, save and print; returns what summary.json holds."""
     config.validate()
@@ -93,7 +80,7 @@ def run(config: EvalRMConfig) -> dict[str, Any]:
     goal = None if config.vanilla else _load_goal(config.goal_state_path, checkpoint)
     folder = Path(config.save_dir) / checkpoint.name
     ensure_writable(folder, inside=True)
-    files = _graded(find_completions(config))
+    files = _graded(find_completions(config.completions_data_path, config.benchmarks, config.seed))
     write_manifest(folder, "eval_rm", config, {"checkpoint": checkpoint.fingerprint})
     model, tokenizer = checkpoint.load(config.bf16, config.attn_implementation)
     sets: dict[str, list[dict[str, Any]]] = {}
@@ -127,84 +114,6 @@ def run(config: EvalRMConfig) -> dict[str, Any]:
     return summary
 
 
-def find_completions(config: EvalRMConfig) -> list[CompletionFile]:
-    """Completions of every benchmark, read in full so that a bad line is found before the model loads.
-
-    Raises:
-        ValueError: nothing there, or an unreadable file, named by file and line.
-    """
-    if config.completions_data_path == POCKET:
-        return _pocket_files(config)
-    root = Path(config.completions_data_path)
-    if root.is_file():
-        return [_single_file(root)]
-    if not root.is_dir():
-        raise ValueError(f"--completions_data_path: expected a folder or file at {root}, found nothing")
-    names = config.benchmarks or sorted(
-        path.name for path in root.iterdir() if path.is_dir() and _has_completions(path)
-    )
-    if not names:
-        raise ValueError(f"{root}: expected folders with output-greedy.jsonl or output-*.jsonl, found none")
-    files = []
-    for name in names:
-        place = root / name
-        if place.is_file():
-            files.append(_single_file(place))
-            continue
-        if not place.is_dir() or not _has_completions(place):
-            found = sorted(path.name for path in root.iterdir())
-            raise ValueError(
-                f"{place}: expected output-greedy.jsonl or output-*.jsonl there; {root} holds {found[:20]}"
-            )
-        greedy = _greedy_file(place)
-        if greedy:
-            files.append(CompletionFile(name, "greedy", _stem(greedy), read_completions(greedy)))
-        sampled = [CompletionFile(name, "all", _stem(path), read_completions(path)) for path in sample_files(place)]
-        files += _numbered(sampled)
-    return files
-
-
-def _numbered(files: Sequence[CompletionFile]) -> list[CompletionFile]:
-    """Files of one benchmark whose completions have different sample numbers; counted anew where they clash."""
-    keys = Counter((one.question, one.sample) for file in files for one in file.completions)
-    if not keys or max(keys.values()) == 1:
-        return list(files)
-    seen: Counter[str] = Counter()
-    numbered = []
-    for file in files:
-        completions = []
-        for one in file.completions:
-            completions.append(replace(one, sample=seen[one.question]))
-            seen[one.question] += 1
-        numbered.append(replace(file, completions=completions))
-    return numbered
-
-
-def _single_file(path: Path) -> CompletionFile:
-    completions = read_completions(path)
-    several = len({one.question for one in completions}) < len(completions)
-    return CompletionFile(_stem(path), "all" if several else "greedy", _stem(path), completions)
-
-
-def _pocket_files(config: EvalRMConfig) -> list[CompletionFile]:
-    from openrlhf.evaluation.sampling import pocket_completions
-
-    splits = config.benchmarks or POCKET_SPLITS
-    unknown = sorted(set(splits) - set(POCKET_SPLITS))
-    if unknown:
-        raise ValueError(f"--benchmarks: pocket has {list(POCKET_SPLITS)}, got {unknown}")
-    policy = resolve_pocket_model(POCKET)
-    return [
-        CompletionFile(
-            f"{POCKET}-{split}",
-            "all",
-            "output-all",
-            pocket_completions(cache_folder(), policy, split, n_questions=200, n_samples=8, seed=config.seed),
-        )
-        for split in splits
-    ]
-
-
 def _graded(files: Sequence[CompletionFile]) -> list[CompletionFile]:
     graded = []
     for file in files:
@@ -221,22 +130,10 @@ def _load_goal(path: str, checkpoint: RewardCheckpoint) -> GoalState:
     same = ("template", "apply_chat_template")
     if any(getattr(goal, name) != getattr(checkpoint, name) for name in same):
         raise ValueError(
-            f"the goal state was made with template {goal.template!r} (chat template: {goal.apply_chat_template}), scoring "
-            f"uses {checkpoint.template!r} ({checkpoint.apply_chat_template}); use the same for both"
+            f"the goal state was made with template {goal.template!r} (chat template: {goal.apply_chat_template}), "
+            f"scoring uses {checkpoint.template!r} ({checkpoint.apply_chat_template}); use the same for both"
         )
     return goal
-
-
-def _greedy_file(folder: Path) -> Path | None:
-    return next((path for path in (folder / GREEDY_FILE, folder / f"{GREEDY_FILE}.gz") if path.is_file()), None)
-
-
-def _has_completions(folder: Path) -> bool:
-    return _greedy_file(folder) is not None or bool(sample_files(folder))
-
-
-def _stem(path: Path) -> str:
-    return path.name.removesuffix(".gz").rsplit(".", 1)[0]
 
 
 def main(argv: Sequence[str] | None = None) -> None:

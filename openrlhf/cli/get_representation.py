@@ -1,4 +1,4 @@
-"""Goal state of a reward model: ``python -m openrlhf.cli.get_representation --dataset DATA --reward_model DIR --save_dir DIR``."""
+"""Goal state of a reward model: ``python -m openrlhf.cli.get_representation --dataset DATA --reward_model DIR ...``."""
 
 from __future__ import annotations
 

@@ -96,9 +96,8 @@ def _print_comparison(scored: Mapping[str, Mapping[str, Rows]], config: MetricsC
             config.bootstrap,
             config.seed,
         )
-        figures = "undefined" if difference.low is None else (
-            f"{difference.difference:+.3f} [{difference.low:+.3f}, {difference.high:+.3f}], p = {difference.p_value:.3f}"
-        )  # fmt: skip
+        value, low, high, p_value = difference
+        figures = "undefined" if low is None else f"{value:+.3f} [{low:+.3f}, {high:+.3f}], p = {p_value:.3f}"
         print(f"{name}: {figures} ({len(pairs)} completions)")
 
 

@@ -46,6 +46,8 @@ from openrlhf.utils.run_log import seed_everything
 
 logger = logging.getLogger(__name__)
 
+POCKET_QUESTIONS = 1500
+
 
 def pocket_rows(config: TrainRMConfig):
     """Training and evaluation pairs of the embedded task, from disjoint questions."""
@@ -54,8 +56,12 @@ def pocket_rows(config: TrainRMConfig):
     from openrlhf.evaluation.sampling import pocket_preferences
 
     policy = resolve_pocket_model(POCKET)
-    train = pocket_preferences(cache_folder(), policy, seed=config.seed, split="train")
-    held_out = pocket_preferences(cache_folder(), policy, seed=config.seed, split="validation", n_questions=200)
+    # About every second question gives pairs, up to four of them; a small --max_samples needs few questions.
+    questions = POCKET_QUESTIONS if config.max_samples is None else min(POCKET_QUESTIONS, config.max_samples + 20)
+    train = pocket_preferences(cache_folder(), policy, seed=config.seed, split="train", n_questions=questions)
+    held_out = pocket_preferences(
+        cache_folder(), policy, seed=config.seed, split="validation", n_questions=min(questions, 200)
+    )
     if config.max_samples:
         train, held_out = train[: config.max_samples], held_out[: config.max_samples]
     return datasets.Dataset.from_list(train), datasets.Dataset.from_list(held_out)

@@ -54,7 +54,7 @@ def pocket_rows(config: TrainSFTConfig):
     def rows(split: str, count: int):
         return datasets.Dataset.from_list([asdict(p) for p in generate_problems(split, count, seed=config.seed)])
 
-    return rows("train", config.max_samples or POCKET_PROBLEMS), rows("validation", 500)
+    return rows("sft", config.max_samples or POCKET_PROBLEMS), rows("validation", 500)
 
 
 def load_data(config: TrainSFTConfig, tokenizer) -> tuple[SFTData, SFTData | None]:

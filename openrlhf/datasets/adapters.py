@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from openrlhf.datasets.hh import HH_TURN, hh_messages, parse_hh
 from openrlhf.datasets.templates import message_text, render_prompt, render_question, split_chat
 from openrlhf.datasets.tokenize import ON_LONG
 
@@ -29,8 +29,6 @@ DROP_REASONS: tuple[str, ...] = (
     "empty_turn",
     "last_turn_not_assistant",
 )
-
-_HH_TURN = re.compile(r"\n\n(Human|Assistant):")
 
 
 @dataclass(frozen=True)
@@ -167,47 +165,6 @@ def row_to_example(
     return PreferenceExample(text, chosen_text, rejected_text, _margin(row.get(options.margin_key)), group)
 
 
-def parse_hh(chosen: str, rejected: str) -> tuple[str, str, str] | str:
-    """Split two HH dialogues at their final assistant turn.
-
-    A turn starts at a blank line followed by `Human:` or `Assistant:`; the same words anywhere else are text.
-
-    Returns:
-        (prompt, chosen response, rejected response): the prompt runs up to and including the final
-        "\\n\\nAssistant:", the responses keep the space that follows it. Or the reason why the pair is unusable:
-        turns not in the order Human, Assistant, Human, ..., an empty turn, a last turn that is not the assistant's, an
-        empty answer, or dialogues that differ before the final turn.
-    """
-    split = []
-    for text in (chosen, rejected):
-        marks = list(_HH_TURN.finditer(text))
-        if not marks or text[: marks[0].start()].strip():
-            return "not_a_dialogue"
-        if marks[-1].group(1) != "Assistant":
-            return "last_turn_not_assistant"
-        if any(mark.group(1) != ("Human", "Assistant")[i % 2] for i, mark in enumerate(marks)):
-            return "misordered_turns"
-        if any(not text[mark.end() : after.start()].strip() for mark, after in zip(marks, marks[1:], strict=False)):
-            return "empty_turn"
-        split.append((text[: marks[-1].end()], text[marks[-1].end() :]))
-    (prompt, chosen_answer), (other_prompt, rejected_answer) = split
-    if prompt.strip() != other_prompt.strip():
-        return "prompts_differ"
-    if not chosen_answer.strip() or not rejected_answer.strip():
-        return "empty_response"
-    return prompt, chosen_answer, rejected_answer
-
-
-def hh_messages(prompt: str) -> list[dict[str, str]]:
-    """The turns of an HH prompt (as parse_hh returns it) as chat messages, without the open assistant turn."""
-    marks = list(_HH_TURN.finditer(prompt))
-    roles = {"Human": "user", "Assistant": "assistant"}
-    return [
-        {"role": roles[mark.group(1)], "content": prompt[mark.end() : after.start()].strip()}
-        for mark, after in zip(marks, marks[1:], strict=False)
-    ]
-
-
 def _hh_parts(chosen: str, rejected: str, options: PreferenceOptions, tokenizer: Any) -> tuple[str, str, str] | str:
     parts = parse_hh(chosen, rejected)
     if isinstance(parts, str):
@@ -291,12 +248,12 @@ def _format_without_prompt(first_row: Mapping[str, Any], chosen_key: str, column
     value = first_row.get(chosen_key)
     if _is_messages(value):
         return "messages"
-    if isinstance(value, str) and _HH_TURN.search(value):
+    if isinstance(value, str) and HH_TURN.search(value):
         return "hh"
     raise ValueError(
-        f"columns {list(column_names)}: no prompt column, and {chosen_key!r} holds neither a message list nor a dialogue "
-        "with '\\n\\nHuman:' and '\\n\\nAssistant:' turns. Name the prompt column with --prompt_key, or the format with "
-        "--dataset_format"
+        f"columns {list(column_names)}: no prompt column, and {chosen_key!r} holds neither a message list nor a "
+        "dialogue with '\\n\\nHuman:' and '\\n\\nAssistant:' turns. Name the prompt column with --prompt_key, or the "
+        "format with --dataset_format"
     )
 
 

@@ -127,12 +127,11 @@ def group_by_question(completions: Iterable[Completion]) -> dict[str, list[int]]
 
 
 def _take(row: dict[str, Any], names: tuple[str, ...]) -> Any:
-    """Remove and return the value under the first of these names that has one; other names stay in the row."""
+    """Remove and return the value under the first of these names that has one; empty ones are removed too."""
     for name in names:
-        if row.get(name) is not None:
-            return row.pop(name)
-    row.pop(names[0], None)
-    return None
+        if name in row and row[name] is None:
+            del row[name]
+    return next((row.pop(name) for name in names if name in row), None)
 
 
 def _label(value: Any) -> bool | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import gzip
 import hashlib
@@ -9,6 +10,7 @@ import io
 import json
 import logging
 import sys
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -90,9 +92,21 @@ def _load_converted(paths: list[Path], on_bad_row: OnBadRow) -> datasets.Dataset
     return datasets.Dataset.from_file(str(arrow))
 
 
-def _open_text(path: Path) -> io.TextIOWrapper:
-    raw = gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb")
-    return io.TextIOWrapper(raw, encoding="utf-8-sig", newline="")
+@contextlib.contextmanager
+def _open_text(path: Path) -> Iterator[io.TextIOWrapper]:
+    """A text file, plain or .gz; what goes wrong in reading it names the file."""
+    opener = gzip.open if path.suffix == ".gz" else open
+    try:
+        with opener(path, "rb") as raw:
+            yield io.TextIOWrapper(raw, encoding="utf-8-sig", newline="")
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise ValueError(f"{path}: damaged or truncated gzip file ({error})") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not UTF-8 text ({error})") from error
+    except csv.Error as error:
+        raise ValueError(f"{path}: not a valid csv file ({error})") from error
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path}:{error.lineno}: not valid JSON ({error})") from error
 
 
 def _is_json_lines(path: Path) -> bool:
@@ -110,10 +124,7 @@ def _is_json_lines(path: Path) -> bool:
 def _read_document(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Records of a JSON document: a list of objects, or an object with one field that is such a list."""
     with _open_text(path) as file:
-        try:
-            value = json.load(file)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{path}:{error.lineno}: not valid JSON ({error})") from error
+        value = json.load(file)
     records = value if isinstance(value, list) else _list_field(value)
     if records is None:
         raise ValueError(f"{path}: expected a JSON list of objects, or an object with one field that is such a list")

@@ -12,8 +12,14 @@ with the solution (one equation per step, the answer in a box)
     275 - 19 = 256
     \\boxed{256}
 
-Questions of different splits never meet: the SHA-256 of a question decides which split it may appear in. The split "ood"
-(out of distribution) tells the same stories with more steps than any training problem of the same level.
+Questions of different splits never meet: the SHA-256 of a question decides which split it may appear in.
+
+    sft         the policy's own training, with as many steps as any other split
+    train       preference pairs for the reward model
+    validation  model selection
+    test        as train
+    ood         out of distribution for the reward model: more steps than train. The policy has met that many steps in
+                sft, else it would never solve one and there would be no correct completion to tell from wrong ones.
 """
 
 from __future__ import annotations
@@ -24,10 +30,11 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-SPLITS = ("train", "validation", "test", "ood")
+SPLITS = ("sft", "train", "validation", "test", "ood")
 DEFAULT_LEVEL = 2
 _BUCKETS = 10  # a question's hash modulo this decides its split
-_SPLIT_BUCKETS = {"validation": {0}, "test": {1}, "ood": {2}, "train": set(range(3, _BUCKETS))}
+_SPLIT_BUCKETS = {"validation": {0}, "test": {1}, "ood": {2}, "train": {3, 4}, "sft": set(range(5, _BUCKETS))}
+_OOD_SHARE = 0.3  # of the problems in sft; the others are as in train
 _MAX_TRIES = 1_000  # consecutive rejected candidates before the level counts as exhausted
 
 
@@ -45,8 +52,8 @@ class PocketProblem:
 class PocketLevel:
     """How hard the problems of one level are; every range is inclusive."""
 
-    steps: tuple[int, int]  # equations per problem in train, validation and test
-    ood_steps: tuple[int, int]  # equations per problem in ood, above `steps`
+    steps: tuple[int, int]  # equations per problem in train, validation, test and most of sft
+    ood_steps: tuple[int, int]  # equations per problem in ood and the rest of sft, above `steps`
     number: tuple[int, int]  # starting counts and amounts that are added or taken away
     packs: tuple[int, int]  # how many packs are bought or sold (first factor of a product)
     pack_size: tuple[int, int]  # how many things are in one pack (second factor)
@@ -55,7 +62,7 @@ class PocketLevel:
 
 LEVELS = {
     1: PocketLevel((2, 3), (4, 5), (2, 49), (2, 5), (2, 9), 199),
-    2: PocketLevel((2, 4), (5, 6), (11, 99), (3, 9), (12, 99), 999),
+    2: PocketLevel((2, 4), (5, 6), (11, 99), (3, 19), (12, 99), 999),
     3: PocketLevel((2, 4), (5, 6), (11, 999), (3, 19), (12, 99), 9999),
     4: PocketLevel((3, 5), (6, 8), (101, 9999), (12, 99), (12, 99), 99999),
 }
@@ -123,7 +130,7 @@ def generate_problems(split: str, n: int, seed: int = 0, level: int = DEFAULT_LE
     """Make the first `n` different problems of a split.
 
     Args:
-        split: "train", "validation", "test" or "ood".
+        split: "sft", "train", "validation", "test" or "ood".
         n: how many; the first k problems of a longer list are the list of length k.
         seed: another seed gives other problems of the same split, never of another split.
         level: a key of LEVELS.
@@ -171,8 +178,9 @@ def _candidates(split: str, seed: int, level: int) -> Iterator[PocketProblem]:
         raise ValueError(f"unknown pocket level {level!r}; expected one of {', '.join(map(str, LEVELS))}")
     rng = random.Random(f"pocket/{split}/{level}/{seed}")
     settings = LEVELS[level]
-    low, high = settings.ood_steps if split == "ood" else settings.steps
     while True:
+        long = split == "ood" or (split == "sft" and rng.random() < _OOD_SHARE)
+        low, high = settings.ood_steps if long else settings.steps
         yield _make_problem(rng, settings, rng.randint(low, high))
 
 

@@ -25,10 +25,10 @@ from openrlhf.datasets.adapters import (
     PreferenceExample,
     PreferenceOptions,
     detect_format,
-    parse_hh,
     resolve_options,
     row_to_example,
 )
+from openrlhf.datasets.hh import parse_hh
 from openrlhf.datasets.sources import fingerprint_rows
 from openrlhf.datasets.tokenize import (
     REASONS,
@@ -107,11 +107,12 @@ class PreferenceData:
     Attributes:
         counts: "read", "kept" (truncated ones included), "truncated", and one entry for each reason that dropped rows.
         fingerprint: of rows, tokenizer and options: equal for equal pairs.
+        options: as they were used: with format, keys and template filled in.
         lengths: (N,) int64 tokens of the longer sequence (prompt + response) of each pair.
         has_margin: whether any row has a margin; rows without one then count as 0.
     """
 
-    def __init__(self, prepared: datasets.Dataset, fingerprint: str) -> None:
+    def __init__(self, prepared: datasets.Dataset, fingerprint: str, options: PreferenceOptions) -> None:
         table = prepared.data
         reasons = np.asarray(table.column("reason"))
         self._prepared = prepared.select_columns(["prompt_ids", "chosen_ids", "rejected_ids", "margin"])
@@ -126,6 +127,7 @@ class PreferenceData:
         }
         self.counts |= {reason: tally[reason] for reason in _ALL_REASONS if tally[reason] and reason not in self.counts}
         self.fingerprint = fingerprint
+        self.options = options
         self.has_margin = table.column("margin").null_count < len(reasons)
         prompt, chosen, rejected = (
             np.asarray(pc.list_value_length(table.column(name)))
@@ -217,7 +219,7 @@ def prepare_preferences(
         new_fingerprint=fingerprint,
         desc="preparing pairs",
     )
-    data = PreferenceData(prepared, fingerprint)
+    data = PreferenceData(prepared, fingerprint, resolved)
     report = ", ".join(f"{name} {count}" for name, count in data.counts.items())
     if not len(data):
         raise ValueError(

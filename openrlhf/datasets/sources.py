@@ -43,14 +43,16 @@ def load_rows(
     """Memory-mapped rows of one source or of a comma list of sources.
 
     A source is a local file (json, jsonl, csv, each also .gz, parquet, arrow), a folder of them, a folder made by
-    `save_to_disk`, or a hub id; `name@subset` is a configuration or folder of a hub data set, or a folder of a local one.
+    `save_to_disk`, or a hub id; `name@subset` is a configuration or folder of a hub data set, or a folder in a
+    local one.
 
     Args:
         spec: one source or several, comma separated.
         split: of data sets that have splits; in a folder whose files are named train*, validation*, test*, the files.
             A single file is taken whole.
-        probs: share of the rows of each source, comma separated, as "0.7,0.3"; they are scaled to sum to 1. As many rows
-            as the shares allow are drawn, none of them twice, in random order. None: all rows of all sources, in order.
+        probs: share of the rows of each source, comma separated, as "0.7,0.3"; they are scaled to sum to 1. As many
+            rows as the shares allow are drawn, none of them twice, in random order. None: all rows of all sources, in
+            order.
         max_samples: at most that many rows, drawn without replacement and kept in order.
         seed: of the draws; the same seed gives the same rows in the same order.
         on_bad_row: a line that cannot be read raises ("error") or is left out and counted in the log ("skip").

@@ -116,8 +116,8 @@ def build_pair(
     longest = max(len(chosen), len(rejected))
     if longest > room and on_long == "error":
         raise ValueError(
-            f"a pair needs {len(prompt_ids) + longest + 1} tokens (prompt {len(prompt_ids)}, response {longest}, EOS 1) "
-            f"and max_len is {max_len}: raise --max_len or choose on_long truncate or drop"
+            f"a pair needs {len(prompt_ids) + longest + 1} tokens (prompt {len(prompt_ids)}, response {longest}, "
+            f"EOS 1), and max_len is {max_len}: raise --max_len or choose on_long truncate or drop"
         )
     if room < 1:
         return None, "prompt_too_long"
@@ -149,8 +149,8 @@ def _encode_batch(backend: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
 def _backend(tokenizer: Any) -> Tokenizer:
     if not getattr(tokenizer, "is_fast", False):
         raise ValueError(
-            f"{type(tokenizer).__name__} {tokenizer.name_or_path!r} has no tokenizer.json: convert it to a fast tokenizer "
-            "(load it with use_fast=True and save it with save_pretrained)"
+            f"{type(tokenizer).__name__} {tokenizer.name_or_path!r} has no tokenizer.json: "
+            "convert it to a fast tokenizer (load it with use_fast=True and save it with save_pretrained)"
         )
     return tokenizer.backend_tokenizer
 

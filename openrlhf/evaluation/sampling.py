@@ -100,7 +100,7 @@ def pocket_completions(
     Args:
         cache_dir: folder for the cached files; created when absent.
         policy_path: Hugging Face folder of a policy trained on pocket, such as examples/pocket.
-        split: "train", "validation", "test" or "ood".
+        split: "sft", "train", "validation", "test" or "ood".
         n_questions: different questions of the split.
         n_samples: completions per question.
         seed: of the questions and of the sampling.
@@ -169,7 +169,7 @@ def pocket_preferences(
 def pocket_response_limit(split: str, level: int) -> int:
     """New tokens that hold any right solution: one digit is one token, and an equation has three numbers."""
     settings = LEVELS[level]
-    steps = (settings.ood_steps if split == "ood" else settings.steps)[1]
+    steps = (settings.ood_steps if split in ("ood", "sft") else settings.steps)[1]
     digits = len(str(settings.max_count))
     return steps * (3 * digits + 3) + digits + 3
 

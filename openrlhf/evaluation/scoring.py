@@ -129,19 +129,13 @@ def score_completions(
         max_len=max_len,
         window_tokens=WINDOW_BATCHES * batch_tokens,
     )
-    out_file = None if out_path is None else open(out_path, "a", encoding="utf-8", errors="replace", newline="\n")
-    try:
-        with _TokenBar(len(completions), len(rows), disable=not progress) as bar:
-            for window in windows:
-                for scored in _score_window(model, window, vector, batch_tokens, bar, len(rows)):
-                    rows.append(completion_to_row(completions[len(rows)]) | vars(scored))
-                    if out_file is not None:
-                        out_file.write(json.dumps(rows[-1], ensure_ascii=False, allow_nan=False) + "\n")
-                if out_file is not None:
-                    out_file.flush()
-    finally:
-        if out_file is not None:
-            out_file.close()
+    with _TokenBar(len(completions), len(rows), disable=not progress) as bar:
+        for window in windows:
+            first = len(rows)
+            for scored in _score_window(model, window, vector, batch_tokens, bar, first):
+                rows.append(completion_to_row(completions[len(rows)]) | vars(scored))
+            if out_path is not None:
+                _append(Path(out_path), rows[first:])
     unscored = sum(row["reward"] is None for row in rows)
     if unscored:
         logger.warning(
@@ -181,9 +175,9 @@ class _TokenBar(tqdm):
 
     def add(self, completions: int, tokens: int) -> None:
         self.tokens += tokens
-        self.update(completions)
         elapsed = self.format_dict["elapsed"]
         self.set_postfix_str(f"{self.tokens / elapsed:.0f} tokens/s" if elapsed else "", refresh=False)
+        self.update(completions)
 
 
 def _windows(
@@ -269,6 +263,11 @@ def _resume(path: Path, settings: dict[str, Any], completions: Sequence[Completi
     if rows:
         logger.info("%s: %d of %d completions are scored already", path, len(rows), len(completions))
     return rows
+
+
+def _append(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    with open(path, "a", encoding="utf-8", errors="replace", newline="\n") as file:
+        file.writelines(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows)
 
 
 def _cut_partial_line(path: Path) -> None:

@@ -203,7 +203,7 @@ def threshold_at_equal_accuracy(
 def split_questions(
     rows: Sequence[Mapping[str, Any]], share: float = 0.5, seed: int = 0
 ) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
-    """Rows of about `share` of the questions, and the rest; the side depends only on the question's text and the seed."""
+    """Rows of about `share` of the questions, and the rest; a question's side depends only on its text and the seed."""
     sides: tuple[list, list] = ([], [])
     for row in rows:
         digest = hashlib.sha256(f"{seed}\n{row['question']}".encode()).digest()

@@ -25,9 +25,11 @@ from openrlhf.rewards.grading_worker import equal_expressions
 Answer = str | int | float | None
 
 MAX_LENGTH = 1000  # characters; a longer answer is compared as text only
-MAX_ITEMS = 64  # items of a list; a longer list is compared as text only
+MAX_ITEMS = 64  # items of a list; a longer list is left to math-verify
+MAX_NESTING = 8  # lists within lists; deeper ones too
 
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*")
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # an escaped brace is text
 _BARE_BOX = re.compile(r"[^\s{}$]+")
 _NUMBER_IN_TEXT = re.compile(
     r"(?P<sign>(?<![\w)\]}])[-\u2212])?\$?"
@@ -36,10 +38,11 @@ _NUMBER_IN_TEXT = re.compile(
 _PLAIN = re.compile(r"-?\d{1,300}")
 
 _SYMBOLS = [
-    ("\u2212", "-"), ("\u2013", "-"), ("\u00a0", " "), ("\u2009", " "), ("\u202f", " "), ("\u00b2", "^2"), ("\u00b3", "^3"),
-    ("\u03c0", r"\pi "), ("\u221e", r"\infty "), ("\u20ac", ""), ("\u00a3", ""), (r"\%", "%"),
-    (r"\$", ""), ("$", ""), (r"\!", ""), (r"\,", " "), (r"\;", " "), (r"\:", " "), (r"\ ", " "), ("~", " "), ("{,}", ","),
-    (r"\(", ""), (r"\)", ""), (r"\[", ""), (r"\]", ""), ("tfrac", "frac"), ("dfrac", "frac"), ("cfrac", "frac"),
+    ("\u2212", "-"), ("\u2013", "-"), ("\u00a0", " "), ("\u2009", " "), ("\u202f", " "), ("{,}", ","),
+    ("\u00b2", "^2"), ("\u00b3", "^3"), ("\u03c0", r"\pi "), ("\u221e", r"\infty "), ("\u20ac", ""), ("\u00a3", ""),
+    (r"\%", "%"), (r"\$", ""), ("$", ""), (r"\!", ""), (r"\,", " "), (r"\;", " "), (r"\:", " "), (r"\ ", " "),
+    ("~", " "), (r"\(", ""), (r"\)", ""), (r"\[", ""), (r"\]", ""),
+    ("tfrac", "frac"), ("dfrac", "frac"), ("cfrac", "frac"),
 ]  # fmt: skip
 _COMMANDS = re.compile(r"\\(?:left|right|displaystyle|quad|qquad)(?![A-Za-z])")
 _DEGREES = re.compile(r"(?:\^\s*\{?\s*\\(?:circ|degree)(?![A-Za-z])\s*\}?|\\degree\b|\u00b0)(?:\s*[CF]\b)?")
@@ -78,8 +81,14 @@ def extract_boxed_answer(text: str | None) -> str | None:
     """
     if text is None:
         return None
+    ends = _brace_ends(text)
     for match in reversed(list(_BOX.finditer(text))):
-        content = _box_content(text, match.end())
+        start = match.end()
+        if start in ends:
+            content = text[start + 1 : ends[start]].strip()
+        else:
+            bare = _BARE_BOX.match(text, start)  # does not match an opening brace that is never closed
+            content = bare.group().rstrip(".,;:") if bare else ""
         if content:
             return content
     return None
@@ -93,11 +102,10 @@ def extract_answer(text: str | None) -> str | None:
     boxed = extract_boxed_answer(text)
     if boxed is not None or text is None:
         return boxed
-    last = None
-    for last in _NUMBER_IN_TEXT.finditer(text):
-        pass
-    if last is None:
+    numbers = list(_NUMBER_IN_TEXT.finditer(text))
+    if not numbers:
         return None
+    last = numbers[-1]
     return ("-" if last["sign"] else "") + last["number"].replace(",", "") + (last["over"] or "")
 
 
@@ -144,8 +152,8 @@ def _grade(first: str, second: str, time_limit_s: float) -> bool:
     return _equal(_clean(first), _clean(second), time.monotonic() + time_limit_s)
 
 
-def _equal(first: str, second: str, deadline: float) -> bool:
-    """Equality of two cleaned answers; list items come back here."""
+def _equal(first: str, second: str, deadline: float, nesting: int = 0) -> bool:
+    """Equality of two cleaned answers; the items of lists come back here, one level deeper."""
     if _squeezed(first) == _squeezed(second):
         return bool(first)
     if max(len(first), len(second)) > MAX_LENGTH:
@@ -157,8 +165,8 @@ def _equal(first: str, second: str, deadline: float) -> bool:
     if all(words):
         return False
     lists = _split_list(first), _split_list(second)
-    if None not in lists:
-        return _equal_lists(*lists, deadline)
+    if None not in lists and nesting < MAX_NESTING:
+        return _equal_lists(*lists, deadline, nesting + 1)
     for number, other_words, other_list in zip(numbers, reversed(words), reversed(lists), strict=True):
         if number is not None and (other_words or other_list is not None):
             return False
@@ -172,6 +180,8 @@ def _clean(text: str) -> str:
         text = text.rsplit("####", 1)[1]
     if "boxed" in text or "fbox" in text:
         text = extract_boxed_answer(text) or text
+    if len(text) > MAX_LENGTH:
+        return " ".join(text.split())
     for old, new in _SYMBOLS:
         text = text.replace(old, new)
     text = _COMMANDS.sub("", text)
@@ -235,15 +245,19 @@ def _equal_numbers(first: Fraction, second: Fraction) -> bool:
     return abs(first - second) <= Fraction(1, 10**6) * min(1, max(abs(first), abs(second)))
 
 
-def _box_content(text: str, start: int) -> str | None:
-    if text[start : start + 1] != "{":
-        bare = _BARE_BOX.match(text, start)
-        return bare.group().rstrip(".,;:") if bare else None
-    end = _closes_at(text, start, "{", "}")
-    return None if end is None else text[start + 1 : end].strip()
+def _brace_ends(text: str) -> dict[int, int]:
+    """Position of the closing brace of each opening one; one pass, so that looping outputs cost no more."""
+    ends: dict[int, int] = {}
+    open_braces: list[int] = []
+    for match in _BRACE.finditer(text):
+        if match.group() == "{":
+            open_braces.append(match.start())
+        elif match.group() == "}" and open_braces:
+            ends[open_braces.pop()] = match.start()
+    return ends
 
 
-def _closes_at(text: str, start: int, opening: str = "([{", closing: str = ")]}") -> int | None:
+def _closes_at(text: str, start: int) -> int | None:
     """Position of the bracket that closes the one at `start`; a backslash hides the character after it."""
     depth, position = 0, start
     while position < len(text):
@@ -251,7 +265,7 @@ def _closes_at(text: str, start: int, opening: str = "([{", closing: str = ")]}"
         if character == "\\":
             position += 2
             continue
-        depth += (character in opening) - (character in closing)
+        depth += (character in "([{") - (character in ")]}")
         if depth == 0:
             return position
         position += 1
@@ -286,21 +300,23 @@ def _split_list(cleaned: str) -> tuple[str, str, list[str]] | None:
     return opening, closing, [_unwrapped(_LEADING_NAME.sub("", item, count=1).strip()) for item in items]
 
 
-def _equal_lists(first: tuple[str, str, list[str]], second: tuple[str, str, list[str]], deadline: float) -> bool:
+def _equal_lists(
+    first: tuple[str, str, list[str]], second: tuple[str, str, list[str]], deadline: float, nesting: int
+) -> bool:
     kinds = {first[0] + first[1], second[0] + second[1]}
     if len(first[2]) != len(second[2]):
         return False
     if kinds <= {"", "{}"}:
         remaining = list(second[2])
         for item in first[2]:
-            match = next((other for other in remaining if _equal(item, other, deadline)), None)
+            match = next((other for other in remaining if _equal(item, other, deadline, nesting)), None)
             if match is None:
                 return False
             remaining.remove(match)
         return True
     if len(kinds) == 2 and kinds not in ({"", "()"}, {"", "[]"}):
         return False
-    return all(_equal(item, other, deadline) for item, other in zip(first[2], second[2], strict=True))
+    return all(_equal(item, other, deadline, nesting) for item, other in zip(first[2], second[2], strict=True))
 
 
 def _expression(cleaned: str) -> str:

@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from multiprocessing.connection import wait
 from pathlib import Path
 
@@ -180,8 +181,12 @@ def _serve() -> None:
         answer({"problem": f"{error}; run `pip install math-verify`"})
         return
 
+    @lru_cache(maxsize=4096)  # an expected answer comes back with every completion
+    def parsed(text: str) -> list:
+        return parse(f"${text}$", parsing_timeout=None)
+
     def equal(first: str, second: str) -> bool:
-        left, right = (parse(f"${text}$", parsing_timeout=None) for text in (first, second))
+        left, right = parsed(first), parsed(second)
         return bool(left and right) and any(
             verify(*pair, timeout_seconds=None) for pair in ((left, right), (right, left))
         )

@@ -1,4 +1,4 @@
-"""Helpers without a model; the answer functions are re-exported here because users import them from `openrlhf.utils`."""
+"""Helpers without a model; the answer functions are re-exported because users import them from `openrlhf.utils`."""
 
 from __future__ import annotations
 

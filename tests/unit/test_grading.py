@@ -200,6 +200,19 @@ def test_forked_process_gets_its_own_worker():
     assert grade_answer("w+3", "3+w")  # ours was not closed by the child's exit
 
 
+def test_looping_and_deeply_nested_texts_are_graded_in_little_time():
+    start = time.perf_counter()
+    assert extract_boxed_answer("\\boxed{" * 20_000) is None
+    assert extract_boxed_answer("\\boxed{5} " + "\\boxed{" * 20_000) == "5"
+    assert extract_answer("7 " * 20_000) == "7"
+    assert not grade_answer("(" * 20_000 + "1,2" + ")" * 20_000, "5")
+    assert not grade_answer("(" * 200 + "1,2" + "),3" * 200, "(" * 200 + "1,3" + "),3" * 200, time_limit_s=1.0)
+    assert not grade_answer("1," * 400, "2," * 400, time_limit_s=1.0)
+    assert not grade_answer("x" * 50_000, "y" * 50_000)
+    assert grade_answer("x" * 50_000, "x" * 50_000)
+    assert time.perf_counter() - start < 10  # two comparisons may run into their limit of 1 s
+
+
 def test_missing_math_verify_is_named(monkeypatch, tmp_path):
     (tmp_path / "math_verify.py").write_text("raise ImportError('No module named math_verify')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))

@@ -50,16 +50,17 @@ def test_solution_uses_the_numbers_of_the_story(level: int) -> None:
 def test_step_counts_and_number_sizes(level: int) -> None:
     settings = LEVELS[level]
     for split in SPLITS:
-        low, high = settings.ood_steps if split == "ood" else settings.steps
-        problems = generate_problems(split, 300, level=level)
+        low = settings.ood_steps[0] if split == "ood" else settings.steps[0]
+        high = settings.ood_steps[1] if split in ("ood", "sft") else settings.steps[1]
+        problems = generate_problems(split, 600, level=level)
         assert {problem.steps for problem in problems} == set(range(low, high + 1))
         numbers = [int(n) for p in problems for n in re.findall(r"\d+", p.question + " " + p.solution)]
         assert 0 <= min(numbers) and max(numbers) <= settings.max_count
-    assert settings.ood_steps[0] > settings.steps[1]  # out of distribution means more steps than training
+    assert settings.ood_steps[0] > settings.steps[1]  # more steps than the reward model's training
 
 
 def test_splits_never_share_a_question() -> None:
-    """Level 1 has few short questions, so that shared ones would show; every seed is held apart alike."""
+    """Level 1 has the fewest questions, so that shared ones would show; every seed is held apart alike."""
     seen = {
         split: {p.question for seed in range(2) for p in generate_problems(split, 600, seed=seed, level=1)}
         for split in SPLITS

@@ -14,14 +14,14 @@ import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from openrlhf.datasets.adapters import hh_messages, resolve_options
+from openrlhf.datasets.adapters import resolve_options
+from openrlhf.datasets.hh import hh_messages, parse_hh
 from openrlhf.datasets.preference import (
     PreferenceOptions,
     build_pair,
     detect_format,
     encode_prompt,
     encode_response,
-    parse_hh,
     prepare_preferences,
     row_to_example,
 )
@@ -36,7 +36,9 @@ def own_cache(tmp_path, monkeypatch):
 
 
 def prepare(rows, tokenizer=None, **options):
-    return prepare_preferences(datasets.Dataset.from_list(rows), tokenizer or tiny_tokenizer(), PreferenceOptions(**options))
+    return prepare_preferences(
+        datasets.Dataset.from_list(rows), tokenizer or tiny_tokenizer(), PreferenceOptions(**options)
+    )
 
 
 def metaspace_tokenizer(style):
@@ -245,7 +247,10 @@ def test_wrong_columns_are_named_before_anything_is_tokenised():
     ("rows", "message"),
     [
         ([{"chosen": "a", "rejected": "b"}], "--prompt_key"),
-        ([{"prompt": "q", "chosen": "a", "rejected": "b", "question": "q", "correct": "a", "incorrect": "b"}], "fits .* and"),
+        (
+            [{"prompt": "q", "chosen": "a", "rejected": "b", "question": "q", "correct": "a", "incorrect": "b"}],
+            "fits .* and",
+        ),
         ([{"prompt": "q", "chosen": 1, "rejected": 2}], "column 'chosen': expected text"),
         ([{"prompt": "q", "chosen": [{"role": "assistant", "content": "a"}], "rejected": []}], "--apply_chat_template"),
         ([{"prompt": "q", "chosen": "a", "rejected": "b", "margin": "much"}], "row 0: margin.*'much'"),
@@ -287,7 +292,10 @@ def test_all_layouts_of_messages_give_equal_ids():
         {"prompt": turns[0]["content"], "chosen": turns + good, "rejected": turns + bad},
         {"prompt": turns[0]["content"], "chosen": good, "rejected": bad},
         {"prompt": turns[0]["content"], "chosen": "good", "rejected": "bad"},
-        {"chosen": "\n\nHuman: what is the answer\n\nAssistant: good", "rejected": "\n\nHuman: what is the answer\n\nAssistant: bad"},
+        {
+            "chosen": "\n\nHuman: what is the answer\n\nAssistant: good",
+            "rejected": "\n\nHuman: what is the answer\n\nAssistant: bad",
+        },
     ]
     pairs = [prepare([row], apply_chat_template=True)[0] for row in layouts]
     assert tiny_tokenizer().decode(pairs[0].prompt_ids) == "<|user|>\nwhat is the answer</s>\n<|assistant|>\n"
@@ -352,6 +360,8 @@ def test_counts_lengths_and_pairs():
     data = prepare(ROWS, tokenizer, input_template="plain", max_len=40)
     assert data.counts == {"read": 5, "kept": 3, "truncated": 1, "identical": 1, "missing_value": 1}
     assert len(data) == 3
+    assert (data.options.format, data.options.input_template) == ("question_correct_incorrect", "plain")
+    assert prepare(ROWS).options.input_template == "nemo"
     pair = data[2]
     assert tokenizer.decode(pair.prompt_ids) == "two\n"
     assert tokenizer.decode(pair.chosen_ids) == "1\u20282</s>"
@@ -429,7 +439,9 @@ def test_prepared_pairs_are_read_back_and_depend_on_all_inputs(monkeypatch):
 
 
 def test_two_processes_give_the_pairs_of_one(tmp_path):
-    rows = datasets.Dataset.from_list([{"question": f"{i}", "correct": f"{i}", "incorrect": f"{i % 7}"} for i in range(50)])
+    rows = datasets.Dataset.from_list(
+        [{"question": f"{i}", "correct": f"{i}", "incorrect": f"{i % 7}"} for i in range(50)]
+    )
     options = PreferenceOptions(input_template="plain")
     one = prepare_preferences(rows, tiny_tokenizer(), options, cache=False)
     two = prepare_preferences(rows, tiny_tokenizer(), options, cache=False, num_proc=2)
@@ -438,7 +450,9 @@ def test_two_processes_give_the_pairs_of_one(tmp_path):
 
 
 def test_text_of_an_example_shows_its_special_tokens():
-    text = prepare(ROWS, tiny_tokenizer(add_bos=True), input_template="plain", max_len=40).example_text(0, tiny_tokenizer())
+    text = prepare(ROWS, tiny_tokenizer(add_bos=True), input_template="plain", max_len=40).example_text(
+        0, tiny_tokenizer()
+    )
     assert "<s>one\n" in text and "the answer is 1</s>" in text and "[margin] 0.5" in text
 
 

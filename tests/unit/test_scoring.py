@@ -19,7 +19,7 @@ OPTIONS = {"template": "plain", "max_len": 120, "batch_tokens": 200, "progress":
 
 def completions(count: int) -> list[Completion]:
     generator = np.random.default_rng(1)
-    words = "the answer is apples good bad plus 7 31".split()
+    words = ["the", "answer", "is", "apples", "good", "bad", "plus", "7", "31"]
     return [
         Completion(
             f"what is {number % 7} plus 4 ?",
@@ -121,6 +121,7 @@ def test_killed_scoring_goes_on_where_it_stopped(tmp_path, monkeypatch):
 
 def test_rows_appear_before_the_end(tmp_path, monkeypatch):
     model, path, seen = tiny_reward_model(), tmp_path / "out.jsonl", []
+    path.touch()
     monkeypatch.setattr(scoring, "WINDOW_BATCHES", 1)
     forward = model.forward
     model.forward = lambda *a: seen.append(path.read_bytes().count(b"\n")) or forward(*a)

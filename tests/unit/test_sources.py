@@ -134,11 +134,12 @@ def test_bad_line_is_named_or_counted(tmp_path, bad, caplog):
         assert "1 bad rows skipped" in caplog.text and "a.jsonl:3" in caplog.text
 
 
-def test_truncated_gzip_is_named(tmp_path):
-    path = tmp_path / "a.jsonl.gz"
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.json.gz", "a.csv.gz"])
+def test_truncated_gzip_is_named(tmp_path, name):
+    path = tmp_path / name
     write(path, ROWS)
     path.write_bytes(path.read_bytes()[:-12])
-    with pytest.raises(ValueError, match=r"a\.jsonl\.gz: damaged or truncated"):
+    with pytest.raises(ValueError, match=name + ": damaged or truncated"):
         load_rows(str(path))
 
 
@@ -146,6 +147,12 @@ def test_broken_document_and_columnar_files_are_named(tmp_path):
     (tmp_path / "a.json").write_text('[\n{"a": 1},\n{"a": }\n]')
     with pytest.raises(ValueError, match=r"a\.json:3"):
         load_rows(str(tmp_path / "a.json"))
+    (tmp_path / "a.csv").write_bytes(b"a,b\n1,\xff\n")
+    with pytest.raises(ValueError, match=r"a\.csv: not UTF-8"):
+        load_rows(str(tmp_path / "a.csv"))
+    (tmp_path / "a.csv").write_text('a,b\n1,"2\n')
+    with pytest.raises(ValueError, match=r"a\.csv: not a valid csv file"):
+        load_rows(str(tmp_path / "a.csv"))
     (tmp_path / "a.parquet").write_text("no parquet")
     with pytest.raises(ValueError, match=r"a\.parquet: not a readable parquet file"):
         load_rows(str(tmp_path / "a.parquet"))
@@ -169,7 +176,9 @@ def test_folder_of_files_is_joined_in_order_with_common_types(tmp_path):
     write(tmp_path / "d" / "output-2.jsonl.gz", [{"a": "x", "b": 1}])
     datasets.Dataset.from_list([{"a": "y", "b": 2.5}]).to_parquet(tmp_path / "d" / "part.parquet")
     rows = load_rows(str(tmp_path / "d")).to_list()
-    assert sorted(map(str, rows)) == sorted(map(str, [{"a": None, "b": None}, {"a": "x", "b": 1.0}, {"a": "y", "b": 2.5}]))
+    assert sorted(map(str, rows)) == sorted(
+        map(str, [{"a": None, "b": None}, {"a": "x", "b": 1.0}, {"a": "y", "b": 2.5}])
+    )
 
 
 def test_files_named_for_splits_are_kept_apart(tmp_path):

@@ -77,6 +77,9 @@ def test_template_that_refuses_the_roles_is_a_value_error():
 
 
 def test_message_content_in_text_parts():
-    assert message_text({"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}) == "ab"
+    assert (
+        message_text({"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]})
+        == "ab"
+    )
     with pytest.raises(ValueError, match="'user'"):
         message_text({"role": "user", "content": [{"type": "image", "image": "x.png"}]})

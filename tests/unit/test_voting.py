@@ -163,7 +163,7 @@ def test_vote_refuses_rows_that_cannot_be_filtered():
 
 def test_threshold_is_chosen_on_validation_and_reported_on_test():
     def question(name, wrong_low, right_low):
-        # one wrong answer of 10 tokens that dips to wrong_low at token 0, two right ones that dip to right_low at token 8
+        # one wrong answer of 10 tokens that dips to wrong_low at token 0, two right ones that dip at token 8
         return [row(name, "4", cosine_sim=[wrong_low] + [0.9] * 9)] + [
             row(name, "5", cosine_sim=[0.9] * 8 + [right_low, 0.9]) for _ in range(2)
         ]

@@ -1,0 +1,115 @@
+"""Where base-model completions lie: a folder for each benchmark, a single file, or the embedded task."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from openrlhf.cli.common import POCKET, cache_folder, resolve_pocket_model
+from openrlhf.datasets.completions import GREEDY_FILE, Completion, read_completions, sample_files
+
+POCKET_SPLITS = ("test", "ood")
+
+
+@dataclass(frozen=True)
+class CompletionFile:
+    """Completions that are scored into one file."""
+
+    benchmark: str
+    kind: str  # "greedy" or "all"
+    name: str  # of the scored file, without suffix
+    completions: list[Completion]
+
+
+def find_completions(path: str, benchmarks: Sequence[str] | None = None, seed: int = 0) -> list[CompletionFile]:
+    """Completions of every benchmark, read in full so that a bad line is found before a model loads.
+
+    Args:
+        path: folder with BENCHMARK/output-greedy.jsonl and BENCHMARK/output-*.jsonl, a file, or "pocket".
+        benchmarks: folders or files under `path`; for pocket "test", "ood"; None takes all.
+        seed: of pocket's questions and samples.
+    Raises:
+        ValueError: nothing there, or an unreadable file, named by file and line.
+    """
+    if path == POCKET:
+        return _pocket_files(benchmarks, seed)
+    root = Path(path)
+    if root.is_file():
+        return [_single_file(root)]
+    if not root.is_dir():
+        raise ValueError(f"--completions_data_path: expected a folder or file at {root}, found nothing")
+    names = benchmarks or sorted(path.name for path in root.iterdir() if path.is_dir() and _has_completions(path))
+    if not names:
+        raise ValueError(f"{root}: expected folders with output-greedy.jsonl or output-*.jsonl, found none")
+    files = []
+    for name in names:
+        place = root / name
+        if place.is_file():
+            files.append(_single_file(place))
+            continue
+        if not place.is_dir() or not _has_completions(place):
+            found = sorted(p.name for p in root.iterdir())
+            raise ValueError(
+                f"{place}: expected output-greedy.jsonl or output-*.jsonl there; {root} holds {found[:20]}"
+            )
+        greedy = _greedy_file(place)
+        if greedy:
+            files.append(CompletionFile(name, "greedy", _stem(greedy), read_completions(greedy)))
+        sampled = [CompletionFile(name, "all", _stem(file), read_completions(file)) for file in sample_files(place)]
+        files += _numbered(sampled)
+    return files
+
+
+def _numbered(files: Sequence[CompletionFile]) -> list[CompletionFile]:
+    """Files of one benchmark whose completions have different sample numbers; counted anew where they clash."""
+    keys = Counter((one.question, one.sample) for file in files for one in file.completions)
+    if not keys or max(keys.values()) == 1:
+        return list(files)
+    seen: Counter[str] = Counter()
+    numbered = []
+    for file in files:
+        completions = []
+        for one in file.completions:
+            completions.append(replace(one, sample=seen[one.question]))
+            seen[one.question] += 1
+        numbered.append(replace(file, completions=completions))
+    return numbered
+
+
+def _single_file(path: Path) -> CompletionFile:
+    completions = read_completions(path)
+    several = len({one.question for one in completions}) < len(completions)
+    return CompletionFile(_stem(path), "all" if several else "greedy", _stem(path), completions)
+
+
+def _pocket_files(benchmarks: Sequence[str] | None, seed: int) -> list[CompletionFile]:
+    from openrlhf.evaluation.sampling import pocket_completions
+
+    splits = benchmarks or POCKET_SPLITS
+    unknown = sorted(set(splits) - set(POCKET_SPLITS))
+    if unknown:
+        raise ValueError(f"--benchmarks: pocket has {list(POCKET_SPLITS)}, got {unknown}")
+    policy = resolve_pocket_model(POCKET)
+    return [
+        CompletionFile(
+            f"{POCKET}-{split}",
+            "all",
+            "output-all",
+            pocket_completions(cache_folder(), policy, split, n_questions=200, n_samples=8, seed=seed),
+        )
+        for split in splits
+    ]
+
+
+def _greedy_file(folder: Path) -> Path | None:
+    return next((path for path in (folder / GREEDY_FILE, folder / f"{GREEDY_FILE}.gz") if path.is_file()), None)
+
+
+def _has_completions(folder: Path) -> bool:
+    return _greedy_file(folder) is not None or bool(sample_files(folder))
+
+
+def _stem(path: Path) -> str:
+    return path.name.removesuffix(".gz").rsplit(".", 1)[0]

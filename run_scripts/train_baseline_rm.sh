@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# Baseline reward model of the paper: Bradley-Terry only. MODEL and DATASET change the defaults.
+#
+#   run_scripts/train_baseline_rm.sh [slurm] [further flags, which override those below]
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/launch.sh"
+
+launch ./examples/train_rm.py \
+    --save_path ./ckpt/baseline_reward_model \
+    --save_steps -1 \
+    --logging_steps 1 \
+    --eval_steps -1 \
+    --train_batch_size 64 \
+    --micro_train_batch_size 1 \
+    --pretrain "${MODEL:-nvidia/OpenMath-CodeLlama-7b-Python-hf}" \
+    --bf16 \
+    --max_epochs 1 \
+    --max_len 2048 \
+    --zero_stage 3 \
+    --learning_rate 9e-6 \
+    --dataset "${DATASET:-data/openmath_pairs.jsonl}" \
+    --dataset_probs 1.0 \
+    --flash_attn \
+    --gradient_checkpointing \
+    --reward_model_strategy vanilla \
+    "$@"

@@ -1,0 +1,243 @@
+"""Whole training runs of tiny models on the CPU."""
+
+import json
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from openrlhf.cli import lora_combiner, train_rm, train_sft
+from openrlhf.models.reward_model import load_reward_model, read_settings
+from tests.runs import arguments, curve, largest_difference, train, weights, write_pairs
+from tests.tiny import save_tiny_causal_lm
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory):
+    return save_tiny_causal_lm(tmp_path_factory.mktemp("lm"))
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory):
+    return write_pairs(tmp_path_factory.mktemp("data") / "pairs.jsonl")
+
+
+@pytest.fixture(scope="module")
+def trained(start, pairs, tmp_path_factory):
+    """One finished contrastive run."""
+    out = tmp_path_factory.mktemp("run") / "model"
+    figures = train(start, pairs, out, max_epochs=4, wandb_project="x")
+    return out, figures
+
+
+def test_a_separable_set_is_learned(trained):
+    out, figures = trained
+    assert figures["accuracy"] == 1.0 and figures["pairs"] == 8
+    steps = curve(out)
+    assert sorted(steps) == list(range(1, 21))  # 40 training pairs x 4 epochs / 8
+    assert steps[20]["preference_loss"] < 0.5 * steps[1]["preference_loss"]
+    assert steps[20]["contrastive_loss"] < steps[1]["contrastive_loss"]
+    assert steps[20]["learning_rate"] == pytest.approx(1e-3, rel=0.05)  # floor of the cosine: a tenth of the peak
+    assert sorted(curve(out, "eval")) == [5, 10, 15, 20]  # end of each epoch
+
+
+def test_loss_is_the_sum_of_its_logged_terms(trained):
+    for line in curve(trained[0]).values():
+        assert line["loss"] == pytest.approx(line["preference_loss"] + 0.5 * line["contrastive_loss"], abs=1e-5)
+
+
+def test_checkpoint_records_the_run(trained):
+    out, figures = trained
+    settings = read_settings(load_reward_model(out).config)
+    assert settings["template"] == "plain" and settings["strategy"] == "contrastive"
+    assert settings["reward_mean"] == pytest.approx(figures["reward_mean"])
+    assert settings["reward_std"] == pytest.approx(figures["reward_std"])
+    manifest = json.loads((out / "manifest.json").read_text())
+    assert manifest["status"] == "finished" and manifest["config"]["train_batch_size"] == 8
+    assert manifest["data"]["counts"]["kept"] == 40
+    card = (out / "README.md").read_text()
+    assert "AutoModelForSequenceClassification" in card and "accuracy" in card
+
+
+def test_transformers_gives_our_rewards_in_any_batch(trained):
+    out, _ = trained
+    ours, theirs = load_reward_model(out).eval(), AutoModelForSequenceClassification.from_pretrained(out).eval()
+    tokenizer = AutoTokenizer.from_pretrained(out)
+    texts = [
+        "what is 4 plus 5\nthe answer is good</s>",
+        "what is 1\nbad</s>",
+        "what is 1\nthe answer is the answer is bad</s>",
+    ]
+    for side in ("right", "left"):
+        batch = tokenizer(texts, padding=True, padding_side=side, return_tensors="pt")
+        with torch.no_grad():
+            alone = torch.stack([ours(**_single(tokenizer, text)).reward[0] for text in texts])
+            assert (theirs(**batch).logits[:, 0] - alone).abs().max() < 1e-5
+            assert (ours(batch.input_ids, batch.attention_mask).reward - alone).abs().max() < 1e-5
+    assert alone.std() > 0.1
+
+
+def _single(tokenizer, text):
+    encoded = tokenizer(text, return_tensors="pt")
+    return {"input_ids": encoded.input_ids, "attention_mask": encoded.attention_mask}
+
+
+def test_accumulation_does_not_change_the_result(start, pairs, tmp_path):
+    train(start, pairs, tmp_path / "whole", micro_train_batch_size=8)
+    train(start, pairs, tmp_path / "split", micro_train_batch_size=2)
+    # Adam divides near-zero gradients by their own size, so that rounding of the sum shows in the weights.
+    assert largest_difference(weights(tmp_path / "whole"), weights(tmp_path / "split")) < 1e-4
+    for step, line in curve(tmp_path / "whole").items():
+        assert line["loss"] == pytest.approx(curve(tmp_path / "split")[step]["loss"], abs=1e-5)
+
+
+def test_gradient_checkpointing_does_not_change_the_result(start, pairs, tmp_path):
+    train(start, pairs, tmp_path / "plain", max_epochs=1)
+    train(start, pairs, tmp_path / "saved", max_epochs=1, gradient_checkpointing=True)
+    assert largest_difference(weights(tmp_path / "plain"), weights(tmp_path / "saved")) < 1e-5
+
+
+class Stop(Exception):
+    """Stands for a killed process."""
+
+
+def test_resume_equals_the_unbroken_run(start, pairs, tmp_path, monkeypatch):
+    train(start, pairs, tmp_path / "whole")
+    real_step = train_rm.RewardTrainer.train_step
+
+    def stop_at_6(self, step):
+        if step == 6:
+            raise Stop
+        return real_step(self, step)
+
+    monkeypatch.setattr(train_rm.RewardTrainer, "train_step", stop_at_6)
+    with pytest.raises(Stop):
+        train(start, pairs, tmp_path / "broken", save_steps=2, max_ckpt_num=2)
+    monkeypatch.undo()
+    checkpoints = tmp_path / "broken-checkpoints"
+    assert sorted(p.name for p in checkpoints.iterdir()) == ["step-00000004", "step-00000006"]
+    assert not (tmp_path / "broken" / "model.safetensors").exists()
+    train(start, pairs, tmp_path / "broken", save_steps=2, max_ckpt_num=2, load_checkpoint=True)
+    assert largest_difference(weights(tmp_path / "whole"), weights(tmp_path / "broken")) == 0.0
+    whole, resumed = curve(tmp_path / "whole"), curve(tmp_path / "broken")
+    assert sorted(whole) == sorted(resumed)
+    assert all(whole[step]["loss"] == resumed[step]["loss"] for step in whole)
+
+
+def test_resume_with_other_settings_is_refused(start, pairs, tmp_path):
+    train(start, pairs, tmp_path / "run", save_steps=2, max_epochs=1)
+    with pytest.raises(ValueError, match=r"learning_rate: 0\.01 then, 0\.02 now"):
+        train(start, pairs, tmp_path / "run", save_steps=2, max_epochs=1, load_checkpoint=True, learning_rate=0.02)
+
+
+def test_vanilla_run_logs_no_goal_term_and_mlp_head_survives(start, pairs, tmp_path):
+    figures = train(
+        start, pairs, tmp_path / "v", reward_model_strategy="vanilla", value_head_strategy="mlp", loss="logexp"
+    )
+    assert "contrastive_loss" not in figures
+    assert read_settings(load_reward_model(tmp_path / "v").config)["value_head"] == "mlp"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"contrastive_strategy": "cosine_avg"},
+        {"contrastive_reduction": "original", "source_state_percentile": 0.2, "goal_state_percentile": 0.9},
+        {"bf16": True},
+        {"center_rewards_coefficient": 0.01},
+        {"eval_fraction": 0},
+    ],
+)
+def test_variants_run_and_stay_finite(changes, start, pairs, tmp_path):
+    train(start, pairs, tmp_path / "v", max_epochs=1, **changes)
+    assert all(torch.isfinite(torch.tensor(line["loss"])) for line in curve(tmp_path / "v").values())
+    load_reward_model(tmp_path / "v", dtype=None)
+
+
+def test_margin_is_used_only_when_asked_for(start, tmp_path):
+    rows = [
+        json.loads(line) | {"margin": 2.0} for line in write_pairs(tmp_path / "m.jsonl").read_text().split("\n") if line
+    ]
+    (tmp_path / "m.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    train(start, tmp_path / "m.jsonl", tmp_path / "without", max_epochs=1)
+    train(start, tmp_path / "m.jsonl", tmp_path / "with", max_epochs=1, margin_loss=True)
+    # first step: rewards are near 0, so -log sigmoid(-2) = 2.1269 instead of ln 2 = 0.6931
+    assert curve(tmp_path / "without")[1]["preference_loss"] == pytest.approx(0.6931, abs=0.05)
+    assert curve(tmp_path / "with")[1]["preference_loss"] == pytest.approx(2.1269, abs=0.1)
+
+
+def test_best_model_is_kept(start, pairs, tmp_path, monkeypatch):
+    losses = iter([0.5, 0.2, 0.9, 0.8])
+    real = train_rm.RewardTrainer.evaluate
+    monkeypatch.setattr(train_rm.RewardTrainer, "evaluate", lambda self: {**real(self), "loss": next(losses)})
+    train(start, pairs, tmp_path / "best", max_epochs=4, save_best=True)
+    monkeypatch.undo()
+    train(start, pairs, tmp_path / "all", max_epochs=4, save_steps=10, save_hf_ckpt=True)
+    after_two_epochs = weights(tmp_path / "all-checkpoints" / "step-00000010" / "model")
+    assert largest_difference(weights(tmp_path / "best"), after_two_epochs) == 0.0
+
+
+def test_lora_saves_its_head_and_merges_to_equal_scores(start, pairs, tmp_path):
+    train(start, pairs, tmp_path / "lora", lora_rank=4, max_epochs=1)
+    assert (tmp_path / "lora" / "adapter_model.safetensors").is_file()
+    adapter = load_reward_model(tmp_path / "lora").eval()
+    words = ["--lora_path", str(tmp_path / "lora"), "--output_path", str(tmp_path / "merged")]
+    lora_combiner.main(words)
+    merged = load_reward_model(tmp_path / "merged").eval()
+    theirs = AutoModelForSequenceClassification.from_pretrained(tmp_path / "merged").eval()
+    ids = torch.tensor([[5, 6, 7, 2]])
+    mask = torch.ones_like(ids)
+    with torch.no_grad():
+        reward = adapter(ids, mask).reward
+        assert (merged(ids, mask).reward - reward).abs().max() < 1e-6
+        assert (theirs(input_ids=ids, attention_mask=mask).logits[:, 0] - reward).abs().max() < 1e-6
+        untrained = load_reward_model(start, allow_missing_head=True, seed=1).eval()
+        assert (untrained(ids, mask).reward - reward).abs().max() > 1e-4
+    assert read_settings(merged.config)["strategy"] == "contrastive"
+
+
+def test_adapter_without_head_is_refused(start, pairs, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    train(start, pairs, tmp_path / "lora", lora_rank=4, max_epochs=1)
+    file = tmp_path / "lora" / "adapter_model.safetensors"
+    save_file({k: v for k, v in load_file(file).items() if "score" not in k}, file, metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"score\.weight.*missing"):
+        load_reward_model(tmp_path / "lora")
+
+
+def test_offline_wandb_run(start, pairs, tmp_path):
+    train(start, pairs, tmp_path / "w", max_epochs=1, use_wandb="offline")
+    assert list((tmp_path / "w" / "wandb").glob("offline-run-*/run-*.wandb"))
+    assert (tmp_path / "w" / "model.safetensors").is_file()
+
+
+def test_sft_learns_answers_only_and_resumes(start, tmp_path):
+    lines = [{"question": f"what is {i} plus {i}", "answer": "the answer is good"} for i in range(32)]
+    (tmp_path / "sft.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    words = ["--pretrain", str(start), "--dataset", str(tmp_path / "sft.jsonl"), "--save_path", str(tmp_path / "out")]
+    words += [
+        "--train_batch_size",
+        "8",
+        "--micro_train_batch_size",
+        "4",
+        "--learning_rate",
+        "1e-2",
+        "--max_epochs",
+        "16",
+    ]
+    train_sft.main([*words, "--eval_fraction", "0.25"])
+    steps = curve(tmp_path / "out")
+    assert steps[max(steps)]["loss"] < 0.1 * steps[1]["loss"]
+    assert steps[1]["tokens"] == 8 * 5  # the, answer, is, good and EOS
+    assert curve(tmp_path / "out", "eval")[max(steps)]["loss"] < 0.5
+
+
+def test_module_is_importable_from_examples(start, pairs, tmp_path):
+    from tests.runs import ROOT, command
+
+    words = arguments(start, pairs, tmp_path / "o", dry_run=True)
+    process = command(str(ROOT / "examples" / "train_rm.py"), *words, stdout=-1, stderr=-1)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert "10 optimizer steps of 8" in out

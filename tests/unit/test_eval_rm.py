@@ -1,0 +1,227 @@
+"""The scoring commands from files to tables: get_representation, eval_rm, metrics."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import numpy as np
+import pytest
+import torch
+
+from openrlhf.cli import eval_rm, get_representation, metrics
+from openrlhf.cli.completion_files import find_completions
+from openrlhf.models.reward_model import save_reward_model
+from tests.tiny import tiny_reward_model, tiny_tokenizer
+
+
+def checkpoint(folder, seed=0, **settings):
+    folder.mkdir(parents=True)
+    recorded = {"template": "plain", "max_len": 100, "apply_chat_template": False} | settings
+    save_reward_model(folder, tiny_reward_model(seed=seed), tiny_tokenizer(), settings=recorded)
+    return folder
+
+
+def write(path, rows):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def completion(question, text, **more):
+    return {"question": f"what is {question} ?", "expected_answer": "7", "generated_solution": text} | more
+
+
+@pytest.fixture
+def world(tmp_path):
+    """A checkpoint, preference rows, and two benchmarks: one greedy and sampled, one greedy only."""
+    write(
+        tmp_path / "pairs.jsonl",
+        [{"question": f"what is {k} ?", "correct": f"the answer is 7 {k}", "incorrect": f"bad {k}"} for k in range(8)],
+    )
+    for sample in range(3):
+        rows = [completion(k, rf"so \boxed{{{7 if (k + sample) % 2 else 8}}}") for k in range(6)]
+        write(tmp_path / "data" / "gsm8k" / f"output-rs{sample}.jsonl", rows)
+    write(tmp_path / "data" / "gsm8k" / "output-greedy.jsonl", [completion(k, f"it is {6 + k % 2}") for k in range(6)])
+    write(tmp_path / "data" / "svamp" / "output-greedy.jsonl", [completion(1, "7", is_correct=True)])
+    checkpoint(tmp_path / "rm")
+    return tmp_path
+
+
+def goal_of(world, **flags):
+    words = [
+        "--dataset",
+        f"{world / 'pairs.jsonl'}",
+        "--reward_model",
+        f"{world / 'rm'}",
+        "--save_dir",
+        f"{world / 'goal'}",
+    ]
+    get_representation.main(words + [str(word) for pair in flags.items() for word in (f"--{pair[0]}", pair[1])])
+    return np.load(world / "goal" / "goal_state.npy"), json.loads((world / "goal" / "goal_state.json").read_text())
+
+
+def evaluate(world, *more):
+    words = ["--completions_data_path", str(world / "data"), "--reward_model_path", str(world / "rm")]
+    eval_rm.main([*words, "--save_dir", str(world / "out"), "--bootstrap", "20", *more])
+    return json.loads((world / "out" / "rm" / "summary.json").read_text())
+
+
+def scored(path):
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
+
+
+def test_goal_state_command_averages_the_chosen_responses(world, capsys):
+    vector, details = goal_of(world)
+    tokenizer, model = tiny_tokenizer(), tiny_reward_model()
+    states = []
+    for k in range(8):
+        text = [
+            tokenizer(part, add_special_tokens=False)["input_ids"]
+            for part in (f"what is {k} ?\n", f"the answer is 7 {k}")
+        ]
+        ids = torch.tensor([text[0] + text[1] + [2]])
+        with torch.no_grad():
+            states.append(model(ids, torch.ones_like(ids).bool()).hidden_states[0, -1])
+    assert vector.shape == (1, 32)
+    np.testing.assert_allclose(vector[0], torch.stack(states).mean(0), atol=1e-5)
+    assert (details["count"], details["template"], details["max_len"]) == (8, "plain", 100)
+    again, _ = goal_of(world, batch_tokens=1)
+    np.testing.assert_allclose(again, vector, atol=1e-6)
+    assert json.loads((world / "goal" / "manifest.json").read_text())["status"] == "finished"
+
+
+def test_original_spellings_are_accepted(world):
+    words = ["--dataset-path", world / "pairs.jsonl", "--reward-model-path", world / "rm", "--save-dir", world / "goal"]
+    get_representation.main([str(word) for word in words])
+    assert (world / "goal" / "goal_state.npy").is_file()
+
+
+def test_benchmarks_are_scored_graded_and_tabled(world, capsys):
+    goal_of(world)
+    words = ["--goal_state_path", str(world / "goal"), "--filter_threshold", "0.0", "--benchmarks", "gsm8k", "svamp"]
+    summary = evaluate(world, *words)
+    assert list(summary["sets"]) == ["gsm8k/greedy", "gsm8k/all", "svamp/greedy"]
+    everything = summary["sets"]["gsm8k/all"]
+    assert (everything["rows"], everything["questions"], everything["correct"]) == (18, 6, 0.5)
+    assert everything["filtered_vote"]["threshold"] == 0.0
+    assert summary["sets"]["svamp/greedy"]["auroc"]["reward"] == [None, None, None]  # one class, the others stay
+    folder = world / "out" / "rm" / "gsm8k"
+    assert sorted(p.name for p in (folder / "all").glob("*.jsonl")) == [
+        "output-rs0.jsonl",
+        "output-rs1.jsonl",
+        "output-rs2.jsonl",
+    ]
+    (greedy,) = (folder / "greedy").glob("*.jsonl")
+    rows = scored(greedy)
+    assert [row["question"] for row in rows] == [f"what is {k} ?" for k in range(6)]
+    assert [row["is_correct"] for row in rows] == [False, True] * 3  # 6 and 7 in turn, expected 7
+    assert all(len(row["partial_rewards"]) == len(row["cosine_sim"]) == row["num_actions"] for row in rows)
+    assert [row["sample"] for k in range(3) for row in scored(folder / "all" / f"output-rs{k}.jsonl")] == [0] * 6 + [
+        1
+    ] * 6 + [2] * 6
+    table = capsys.readouterr().out
+    assert "gsm8k/all" in table and "AUROC goal_similarity" in table and "75%" in table
+
+    metrics.main(
+        [
+            "--scored_path",
+            str(world / "out" / "rm"),
+            "--filter_threshold",
+            "0.0",
+            "--bootstrap",
+            "20",
+            "--output",
+            str(world / "m.json"),
+        ]
+    )
+    again = json.loads((world / "m.json").read_text())[str(world / "out" / "rm")]
+    assert again == summary["sets"]
+
+
+def test_vanilla_needs_no_goal_state(world, capsys):
+    summary = evaluate(world, "--vanilla", "--filter_threshold", "0.0")
+    assert list(summary["sets"]["gsm8k/all"]["auroc"]) == ["reward"]
+    assert "AUROC goal" not in capsys.readouterr().out
+
+
+def test_two_scored_folders_are_compared_row_by_row(world, capsys):
+    evaluate(world, "--vanilla")
+    checkpoint(world / "other" / "rm", seed=1)
+    words = ["--completions_data_path", str(world / "data"), "--reward_model_path", str(world / "other" / "rm")]
+    eval_rm.main([*words, "--save_dir", str(world / "out2"), "--vanilla"])
+    capsys.readouterr()
+    metrics.main(["--scored_path", str(world / "out" / "rm"), str(world / "out2" / "rm"), "--bootstrap", "20"])
+    assert "gsm8k/all: " in capsys.readouterr().out.split("minus")[1]
+
+
+def test_single_file_is_evaluated(world):
+    words = ["--reward_model_path", str(world / "rm"), "--save_dir", str(world / "out"), "--vanilla"]
+    eval_rm.main(["--completions_data_path", str(world / "data" / "svamp" / "output-greedy.jsonl"), *words])
+    assert (world / "out" / "rm" / "output-greedy" / "greedy" / "output-greedy.jsonl").is_file()
+
+
+def test_greedy_file_is_not_among_the_samples(world):
+    files = find_completions(str(world / "data"), ["gsm8k"])
+    assert [(file.kind, file.name) for file in files] == [
+        ("greedy", "output-greedy"),
+        *[("all", f"output-rs{k}") for k in range(3)],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--benchmarks", "absent"], "absent: expected output-greedy.jsonl"),
+        (["--goal_state_path", "nowhere"], "either --goal_state_path"),
+        (["--filter_threshold", "7"], r"threshold in \[-1, 1\]"),
+        (["--batch_tokens", "0"], "--batch_tokens"),
+        (["--completions_data_path", "nowhere"], "nowhere, found nothing"),
+        (["--reward_model_path", "./nowhere"], "expected a reward model checkpoint at ./nowhere"),
+    ],
+)
+def test_mistakes_end_with_one_clear_error_before_the_model_loads(world, words, message, capsys, monkeypatch):
+    refuse_loading(monkeypatch)
+    with pytest.raises(SystemExit) as end:
+        evaluate(world, "--vanilla", *words)
+    assert end.value.code == 1
+    (error,) = [line for line in capsys.readouterr().err.split("\n") if line.startswith("error:")]
+    assert re.search(message, error)
+
+
+def test_bad_line_and_foreign_goal_are_found_before_the_model_loads(world, capsys, monkeypatch):
+    goal_of(world)
+    refuse_loading(monkeypatch)
+    with open(world / "data" / "svamp" / "output-greedy.jsonl", "a") as file:
+        file.write('{"question": "cut')
+    with pytest.raises(SystemExit):
+        evaluate(world, "--vanilla")
+    assert "output-greedy.jsonl:2: not valid JSON" in capsys.readouterr().err
+    checkpoint(world / "new" / "rm", seed=1)
+    with pytest.raises(SystemExit):
+        evaluate(world, "--goal_state_path", str(world / "goal"), "--reward_model_path", str(world / "new" / "rm"))
+    assert "run get_representation with this reward model" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        evaluate(world, "--goal_state_path", str(world / "goal"), "--input_template", "nemo")
+    assert "made with template 'plain'" in capsys.readouterr().err
+
+
+def test_checkpoint_without_template_asks_for_one(world, capsys):
+    checkpoint(world / "bare" / "rm", template=None)
+    with pytest.raises(SystemExit):
+        evaluate(world, "--vanilla", "--reward_model_path", str(world / "bare" / "rm"))
+    assert "pass --input_template" in capsys.readouterr().err
+    assert evaluate(world, "--vanilla", "--reward_model_path", str(world / "bare" / "rm"), "--input_template", "plain")
+
+
+def test_metrics_refuses_rows_that_are_not_scored(world, capsys):
+    with pytest.raises(SystemExit):
+        metrics.main(["--scored_path", str(world / "data" / "svamp")])
+    assert "output-greedy.jsonl:1: expected a row scored by eval_rm" in capsys.readouterr().err
+
+
+def refuse_loading(monkeypatch):
+    def refuse(*_, **__):
+        raise AssertionError("the model was loaded")
+
+    monkeypatch.setattr("openrlhf.cli.reward_checkpoint.load_reward_model", refuse)
