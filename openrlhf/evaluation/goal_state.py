@@ -175,7 +175,7 @@ def compute_goal_state(
         for window in token_windows(sequences, batch_tokens):
             for batch in token_batches([len(sequence) for sequence in window], batch_tokens):
                 ids, mask = pad_right([window[i] for i in batch], model.config.pad_token_id, model.device)
-                states = model(ids, mask).hidden_states[:, -1].cpu().double()
+                states = last_state(model(ids, mask).hidden_states, mask).cpu().double()
                 vector_sum += states.sum(dim=0)
                 norm_sum += states.norm(dim=-1).sum().item()
                 count += len(batch)

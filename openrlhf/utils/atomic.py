@@ -93,22 +93,21 @@ def publish_folder(
     Args:
         temporary: folder from `start_folder` of the same `path`, filled and with all files closed.
         path: final name; an existing folder is replaced as a whole.
-        complete: when given, `complete.json` is written last with these entries and the size in bytes of every file.
+        complete: when given, `complete.json` is written last with these entries and the size in bytes of all new files.
         carry: names of files or folders of the old folder to keep, unless the new one has them (hard-linked).
 
     On Linux the swap is one atomic exchange. Where the file system has none, the old folder is first renamed; a crash
     between the two renames leaves `path` missing until `clean_stale` restores it.
     """
     target = Path(os.path.realpath(path))
-    for name in carry:
+    sizes = {str(file.relative_to(temporary)): file.stat().st_size for file in _files(temporary)}
+    for name in carry:  # not among the sizes: a log may grow on
         _carry(target / name, temporary / name)
     _share(temporary)
     _fsync_tree(temporary)
     if complete is not None:
-        files = {str(file.relative_to(temporary)): file.stat().st_size for file in _files(temporary)}
-        atomic_write_text(
-            temporary / COMPLETE_NAME, json.dumps({**complete, "files": files}, indent=1, sort_keys=True) + "\n"
-        )
+        record = json.dumps({**complete, "files": sizes}, indent=1, sort_keys=True)
+        atomic_write_text(temporary / COMPLETE_NAME, record + "\n")
     _fsync_path(temporary)
     if not target.exists():
         os.rename(temporary, target)
@@ -246,7 +245,7 @@ def _carry(source: Path, target: Path) -> None:
     if target.exists() or not source.exists():
         return
     if source.is_dir():
-        shutil.copytree(source, target, copy_function=_link)
+        shutil.copytree(source, target, symlinks=True, copy_function=_link)
     else:
         target.parent.mkdir(parents=True, exist_ok=True)
         _link(source, target)
@@ -260,7 +259,9 @@ def _link(source: str | Path, target: str | Path) -> None:
 
 
 def _files(folder: Path) -> list[Path]:
-    return [Path(root) / name for root, _, names in os.walk(folder) for name in names]
+    """Regular files under `folder`, links left out."""
+    paths = (Path(root) / name for root, _, names in os.walk(folder) for name in names)
+    return [path for path in paths if not path.is_symlink()]
 
 
 def _share(folder: Path) -> None:
@@ -274,9 +275,9 @@ def _share(folder: Path) -> None:
 
 
 def _fsync_tree(folder: Path) -> None:
-    for root, _, names in os.walk(folder):
-        for name in names:
-            _fsync_path(Path(root) / name)
+    for file in _files(folder):
+        _fsync_path(file)
+    for root, _, _ in os.walk(folder):
         _fsync_path(Path(root))
 
 

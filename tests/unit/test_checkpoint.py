@@ -88,20 +88,24 @@ def test_an_error_while_saving_leaves_the_old_folder(tmp_path, error):
 
 def test_carried_files_stay_and_keep_their_open_writers(tmp_path):
     target = tmp_path / "model"
-    (target / "tensorboard").mkdir(parents=True)
-    (target / "tensorboard" / "events").write_text("e")
+    (target / "wandb" / "run-1").mkdir(parents=True)
+    (target / "wandb" / "run-1" / "log").write_text("e")
+    (target / "wandb" / "latest-run").symlink_to("run-1")
+    (target / "wandb" / "dangling").symlink_to("absent")
     (target / "stale.bin").write_text("x")
     (target / "config.json").write_text("old")
     with open(target / "metrics.jsonl", "a") as log:
         log.write("1\n")
         log.flush()
-        with atomic_dir(target, carry=["metrics.jsonl", "tensorboard", "config.json", "absent"]) as folder:
+        with atomic_dir(target, complete={}, carry=["metrics.jsonl", "wandb", "config.json", "absent"]) as folder:
             (folder / "config.json").write_text("new")
         log.write("2\n")
     assert (target / "metrics.jsonl").read_text() == "1\n2\n"
-    assert (target / "tensorboard" / "events").read_text() == "e"
+    assert (target / "wandb" / "run-1" / "log").read_text() == "e"
+    assert os.readlink(target / "wandb" / "latest-run") == "run-1"
     assert (target / "config.json").read_text() == "new"
-    assert names(target) == ["config.json", "metrics.jsonl", "tensorboard"]
+    assert names(target) == ["complete.json", "config.json", "metrics.jsonl", "wandb"]
+    assert read_complete(target) == {}, "a log that grows does not break the folder"
 
 
 def test_files_written_for_the_owner_alone_get_the_usual_rights(tmp_path):

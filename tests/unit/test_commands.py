@@ -1,0 +1,106 @@
+"""Every documented command is accepted by the parser of its program."""
+
+import os
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from openrlhf.cli import train_rm
+from openrlhf.cli.eval_rm import EvalRMConfig
+from openrlhf.cli.get_representation import RepresentationConfig
+from openrlhf.cli.metrics import MetricsConfig
+from openrlhf.cli.parser import parse_config
+from openrlhf.trainer.config import TrainRMConfig, validate
+from tests.runs import write_pairs
+from tests.tiny import save_tiny_causal_lm
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIGS = {
+    "train_rm": TrainRMConfig,
+    "get_representation": RepresentationConfig,
+    "eval_rm": EvalRMConfig,
+    "metrics": MetricsConfig,
+}
+LAUNCH_SCRIPTS = sorted(
+    path.name
+    for path in (ROOT / "run_scripts").glob("*.sh")
+    if "launch.sh" in path.read_text() and path.name != "launch.sh"
+)
+
+
+def readme_commands() -> list[str]:
+    """Joined lines of the README's shell blocks that start one of our programs."""
+    blocks = re.findall(r"```bash\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").split("\n")]
+    return [line for line in lines if program_of(line)]
+
+
+def program_of(line: str) -> str | None:
+    found = re.search(r"(?:examples/|openrlhf\.cli\.)(\w+)", line)
+    return found.group(1) if found and found.group(1) in CONFIGS else None
+
+
+def words_after_program(line: str) -> list[str]:
+    line = re.sub(r"<[^<>]*>", "pocket", line.split("#")[0])
+    words = shlex.split(line)
+    return words[next(i for i, word in enumerate(words) if program_of(word)) + 1 :]
+
+
+def test_the_readme_holds_the_commands_of_every_job():
+    programs = [program_of(line) for line in readme_commands()]
+    assert programs.count("train_rm") >= 5 and programs.count("eval_rm") == 2 and "get_representation" in programs
+
+
+@pytest.mark.parametrize("line", readme_commands())
+def test_readme_commands_parse(line):
+    config = parse_config(CONFIGS[program_of(line)], words_after_program(line))
+    if isinstance(config, TrainRMConfig):
+        validate(config)
+
+
+@pytest.mark.parametrize("line", [line for line in readme_commands() if program_of(line) == "train_rm"])
+def test_readme_training_commands_pass_a_dry_run(line, tmp_path, capsys, monkeypatch):
+    """Placeholders and hub names become local ones; everything else stays as printed."""
+    model = save_tiny_causal_lm(tmp_path / "lm")
+    data = write_pairs(tmp_path / "pairs.jsonl", 80)
+    monkeypatch.setattr(train_rm, "load_pairs", local_pairs(train_rm.load_pairs, str(data)))
+    words = words_after_program(line)
+    for i, word in enumerate(words):
+        if word in ("--pretrain", "--model.model_name_or_path"):
+            words[i + 1] = str(model)
+    train_rm.main([*words, "--dry_run"])
+    assert "optimizer steps" in capsys.readouterr().out
+
+
+def local_pairs(load_pairs, data):
+    import dataclasses
+
+    return lambda config, tokenizer: load_pairs(dataclasses.replace(config, dataset=data), tokenizer)
+
+
+@pytest.mark.parametrize("name", LAUNCH_SCRIPTS)
+@pytest.mark.parametrize("first", [[], ["slurm"]])
+def test_run_scripts_print_a_command_that_parses(name, first):
+    environment = {**os.environ, "LAUNCH": "printf %s\\n"}
+    script = ["bash", str(ROOT / "run_scripts" / name), *first, "--seed", "7"]
+    printed = subprocess.run(script, env=environment, capture_output=True, text=True, check=True, cwd="/").stdout
+    program, *words = printed.split("\n")[:-1]
+    config = parse_config(CONFIGS[Path(program).stem], words)
+    assert config.seed == 7
+    if isinstance(config, TrainRMConfig):
+        validate(config)
+
+
+def test_no_line_ends_in_a_backslash_and_a_blank():
+    texts = [
+        *ROOT.glob("*.md"),
+        *ROOT.glob("docs/*.md"),
+        *ROOT.glob("run_scripts/*.sh"),
+        *ROOT.glob("build_scripts/*.sh"),
+    ]
+    assert len(texts) > 10
+    for path in texts:
+        assert not re.search(r"\\[ \t]+$", path.read_text(), flags=re.MULTILINE), path
