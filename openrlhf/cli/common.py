@@ -20,7 +20,7 @@ from openrlhf.trainer.config import TrainConfig
 from openrlhf.trainer.engine import Engine, LocalEngine, OptimizerSettings, make_engine, under_launcher
 from openrlhf.trainer.loop import LoopSettings, Progress, find_resume
 from openrlhf.trainer.plan import TrainingPlan
-from openrlhf.utils.checkpoint import atomic_dir, clean_stale, ensure_writable
+from openrlhf.utils.checkpoint import atomic_dir, clean_stale, ensure_writable, require_free_space
 from openrlhf.utils.run_log import RunLog
 from openrlhf.utils.storage import check_s3_target, upload_dir
 
@@ -85,6 +85,16 @@ def check_outputs(config: TrainConfig) -> None:
         ensure_writable(config.checkpoint_folder, inside=True)
     if config.s3_save_path:
         check_s3_target(config.s3_save_path)
+
+
+def check_room(config: TrainConfig, model: torch.nn.Module) -> None:
+    """Refuse a run whose model, and one checkpoint beside it, do not fit on the disk. Main process only."""
+    sizes = [(getattr(p, "ds_numel", p.numel()), p.requires_grad) for p in model.parameters()]
+    trained = sum(size for size, trains in sizes if trains)
+    stored = trained if config.lora_rank > 0 else sum(size for size, _ in sizes)
+    require_free_space(config.save_path, stored * (2 if config.use_bf16 else 4))
+    if config.save_steps > 0 and not config.disable_ds_ckpt:
+        require_free_space(config.checkpoint_folder, trained * 12)  # float32 weights and two moments
 
 
 def start_engine(config: TrainConfig) -> Engine:

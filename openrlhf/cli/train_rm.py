@@ -15,6 +15,7 @@ from openrlhf.cli.common import (
     POCKET,
     cache_folder,
     check_outputs,
+    check_room,
     load_splits,
     loop_settings,
     main_first,
@@ -225,6 +226,8 @@ def _run(config: TrainRMConfig, engine: Engine) -> dict[str, float]:
         return {}
 
     model, peft_model = load_model(config, engine, tokenizer)
+    if engine.is_main:
+        check_room(config, model)
     engine.prepare(model, optimizer_settings(config, plan))
     contrastive = None
     if config.contrastive:

@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from openrlhf.cli.common import (
     POCKET,
     check_outputs,
+    check_room,
     load_splits,
     loop_settings,
     main_first,
@@ -134,6 +135,8 @@ def _run(config: TrainSFTConfig, engine: Engine) -> dict[str, float]:
             print_resolved(config, plan, engine, train.example_text(int(plan.indices(0)[0]), tokenizer))
         return {}
     model = load_policy(config, engine, tokenizer)
+    if engine.is_main:
+        check_room(config, model)
     engine.prepare(model, optimizer_settings(config, plan))
     trainer = SFTTrainer(engine, train, plan, tokenizer.pad_token_id, held_out)
     write = partial(write_policy, config, engine, model, tokenizer)

@@ -4,12 +4,13 @@ import json
 
 import pytest
 import torch
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from openrlhf.cli import lora_combiner, train_rm, train_sft
 from openrlhf.models.reward_model import load_reward_model, read_settings
 from tests.runs import arguments, curve, largest_difference, train, weights, write_pairs
-from tests.tiny import save_tiny_causal_lm
+from openrlhf.utils.storage import download_dir
+from tests.tiny import save_tiny_causal_lm, tiny_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +38,7 @@ def test_a_separable_set_is_learned(trained):
     assert sorted(steps) == list(range(1, 21))  # 40 training pairs x 4 epochs / 8
     assert steps[20]["preference_loss"] < 0.5 * steps[1]["preference_loss"]
     assert steps[20]["contrastive_loss"] < steps[1]["contrastive_loss"]
-    assert steps[20]["learning_rate"] == pytest.approx(1e-3, rel=0.05)  # floor of the cosine: a tenth of the peak
+    assert steps[20]["learning_rate"] == pytest.approx(1e-3, rel=0.1)  # one step before the floor, a tenth of the peak
     assert sorted(curve(out, "eval")) == [5, 10, 15, 20]  # end of each epoch
 
 
@@ -210,6 +211,70 @@ def test_offline_wandb_run(start, pairs, tmp_path):
     train(start, pairs, tmp_path / "w", max_epochs=1, use_wandb="offline")
     assert list((tmp_path / "w" / "wandb").glob("offline-run-*/run-*.wandb"))
     assert (tmp_path / "w" / "model.safetensors").is_file()
+
+
+def save_tiny_mixture(folder):
+    """A language model with four experts of which two are used."""
+    config = AutoConfig.for_model(
+        "mixtral", vocab_size=320, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=2, pad_token_id=0, bos_token_id=1,
+        eos_token_id=2, max_position_embeddings=128,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def test_experts_balance_loss_is_added_and_logged(start, pairs, tmp_path):
+    mixture = save_tiny_mixture(tmp_path / "moe")
+    train(mixture, pairs, tmp_path / "out", max_epochs=1, aux_loss_coef=0.1)
+    for line in curve(tmp_path / "out").values():
+        # 4 experts, 2 used: sum over experts of 4 * share * probability is 2 when balanced, more when not
+        assert 1.9 < line["aux_loss"] < 8
+        expected = line["preference_loss"] + 0.5 * line["contrastive_loss"] + 0.1 * line["aux_loss"]
+        assert line["loss"] == pytest.approx(expected, abs=1e-5)
+    with pytest.raises(ValueError, match="mixture-of-experts"):
+        train(start, pairs, tmp_path / "dense", max_epochs=1, aux_loss_coef=0.1)
+
+
+@pytest.fixture(scope="module")
+def bucket():
+    """A bucket of a local S3 server; the usual AWS environment variables point to it."""
+    boto3 = pytest.importorskip("boto3")
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+        patch.setenv("AWS_ACCESS_KEY_ID", "test")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        boto3.client("s3").create_bucket(Bucket="models")
+        yield "models"
+    server.stop()
+
+
+def test_final_model_is_uploaded_and_loads_from_the_download(start, pairs, tmp_path, bucket):
+    train(start, pairs, tmp_path / "out", max_epochs=1, s3_save_path=f"s3://{bucket}/runs/one")
+    download_dir(f"s3://{bucket}/runs/one", tmp_path / "back")
+    assert largest_difference(weights(tmp_path / "out"), weights(tmp_path / "back")) == 0.0
+    load_reward_model(tmp_path / "back")
+    with pytest.raises(ValueError, match="nowhere"):
+        train(start, pairs, tmp_path / "none", s3_save_path="s3://nowhere/x")
+    assert not (tmp_path / "none").exists()  # refused before training
+
+
+def test_a_full_disk_is_refused_before_training(start, pairs, tmp_path, monkeypatch):
+    import shutil
+
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: usage._replace(free=1000))
+    with pytest.raises(ValueError, match="not enough room"):
+        train(start, pairs, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_sft_learns_answers_only_and_resumes(start, tmp_path):

@@ -65,7 +65,7 @@ def test_readme_commands_parse(line):
 def test_readme_training_commands_pass_a_dry_run(line, tmp_path, capsys, monkeypatch):
     """Placeholders and hub names become local ones; everything else stays as printed."""
     model = save_tiny_causal_lm(tmp_path / "lm")
-    data = write_pairs(tmp_path / "pairs.jsonl", 80)
+    data = write_pairs(tmp_path / "pairs.jsonl", 160)
     monkeypatch.setattr(train_rm, "load_pairs", local_pairs(train_rm.load_pairs, str(data)))
     words = words_after_program(line)
     for i, word in enumerate(words):
