@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 
 from openrlhf.datasets.sources import load_rows, split_rows
-from openrlhf.models.reward_model import load_tokenizer
+from openrlhf.models.pretrained import load_tokenizer
 from openrlhf.trainer.config import TrainConfig
 from openrlhf.trainer.engine import Engine, LocalEngine, OptimizerSettings, make_engine, under_launcher
 from openrlhf.trainer.loop import LoopSettings, Progress, find_resume

@@ -64,7 +64,7 @@ def reward_model_card(
     if is_adapter:
         lines.append("Merge it first: `python -m openrlhf.cli.lora_combiner --lora_path THIS --output_path MERGED`.")
     elif settings.get("value_head", config.value_head_strategy) == "mlp":
-        lines.append("The two-layer head loads with `openrlhf.models.reward_model.load_reward_model` only.")
+        lines.append("The two-layer head loads with `openrlhf.models.pretrained.load_reward_model` only.")
     else:
         lines += [
             "```python",

@@ -23,7 +23,7 @@ from openrlhf.evaluation.plots import plot_quickstart
 from openrlhf.evaluation.sampling import pocket_completions
 from openrlhf.evaluation.scoring import score_completions
 from openrlhf.evaluation.voting import filter_tradeoff, threshold_at_equal_accuracy
-from openrlhf.models.reward_model import checkpoint_fingerprint, load_reward_model, load_tokenizer
+from openrlhf.models.pretrained import checkpoint_fingerprint, load_reward_model, load_tokenizer
 from openrlhf.trainer.config import TrainRMConfig, flag
 from openrlhf.utils.checkpoint import atomic_write_text, ensure_writable
 from openrlhf.utils.manifest import finish_manifest, write_manifest

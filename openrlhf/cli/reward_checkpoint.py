@@ -11,13 +11,8 @@ import torch
 from transformers import AutoConfig
 
 from openrlhf.models.lora import SETTINGS_FILE
-from openrlhf.models.reward_model import (
-    RewardModel,
-    checkpoint_fingerprint,
-    load_reward_model,
-    load_tokenizer,
-    read_settings,
-)
+from openrlhf.models.pretrained import checkpoint_fingerprint, load_reward_model, load_tokenizer
+from openrlhf.models.reward_model import RewardModel, read_settings
 from openrlhf.utils.storage import is_s3, local_copy
 
 DEFAULT_MAX_LEN = 2048

@@ -37,7 +37,8 @@ from openrlhf.cli.parser import parse_config
 from openrlhf.datasets.adapters import PreferenceOptions, resolve_options
 from openrlhf.datasets.preference import PreferenceData, prepare_preferences
 from openrlhf.models.losses import PAIR_LOSSES
-from openrlhf.models.reward_model import RewardModel, fit_embedding, load_reward_model, save_reward_model
+from openrlhf.models.pretrained import fit_embedding, load_reward_model, save_reward_model
+from openrlhf.models.reward_model import RewardModel
 from openrlhf.trainer.config import TrainRMConfig, validate
 from openrlhf.trainer.engine import Engine
 from openrlhf.trainer.loop import run_training

@@ -31,7 +31,8 @@ from openrlhf.cli.common import (
 )
 from openrlhf.cli.parser import parse_config
 from openrlhf.datasets.sft import SFTData, SFTOptions, prepare_sft
-from openrlhf.models.reward_model import disable_dropout, quiet_loading
+from openrlhf.models.pretrained import quiet_loading
+from openrlhf.models.reward_model import disable_dropout
 from openrlhf.trainer.config import TrainSFTConfig, validate
 from openrlhf.trainer.engine import Engine
 from openrlhf.trainer.loop import run_training

@@ -17,7 +17,7 @@ from openrlhf.datasets.pairing import build_pairs
 from openrlhf.datasets.pocket import DEFAULT_LEVEL, LEVELS, check_solution, generate_problems
 from openrlhf.datasets.templates import render_prompt
 from openrlhf.models.policy import Policy
-from openrlhf.models.reward_model import checkpoint_fingerprint
+from openrlhf.models.pretrained import checkpoint_fingerprint
 from openrlhf.rewards.grading import extract_answer, extract_boxed_answer, grade_answer
 
 logger = logging.getLogger(__name__)

@@ -10,15 +10,8 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor
 
-from openrlhf.models.reward_model import (
-    SETTINGS_KEY,
-    RewardModel,
-    check_head,
-    load_reward_model,
-    load_tokenizer,
-    read_settings,
-    save_reward_model,
-)
+from openrlhf.models.pretrained import load_reward_model, load_tokenizer, save_reward_model
+from openrlhf.models.reward_model import SETTINGS_KEY, RewardModel, check_head, read_settings
 
 SETTINGS_FILE = "goal_reward.json"
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from openrlhf.datasets.tokenize import encode_prompts
-from openrlhf.models.reward_model import load_tokenizer
+from openrlhf.models.pretrained import load_tokenizer
 
 
 class Policy:
@@ -25,7 +25,7 @@ class Policy:
         if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
             raise ValueError(
                 f"the policy's tokenizer needs a pad token other than EOS, got pad {tokenizer.pad_token!r} and "
-                f"EOS {tokenizer.eos_token!r}; load it with openrlhf.models.reward_model.load_tokenizer"
+                f"EOS {tokenizer.eos_token!r}; load it with openrlhf.models.pretrained.load_tokenizer"
             )
         self.model = model.eval()
         self.tokenizer = tokenizer

@@ -5,7 +5,7 @@ import socket
 import pytest
 import torch
 
-from openrlhf.models.reward_model import load_reward_model
+from openrlhf.models.pretrained import load_reward_model
 from openrlhf.trainer.engine import LocalEngine, OptimizerSettings, under_launcher
 from tests.runs import arguments, command, curve, largest_difference, train, weights, write_pairs
 from tests.tiny import save_tiny_causal_lm

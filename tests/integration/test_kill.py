@@ -45,11 +45,10 @@ def test_killed_five_times_and_once_while_saving(tmp_path):
     targets = sorted(rng.sample(range(2, STEPS - 2), 5))
     for number, target in enumerate(targets):
         process = start_run(model, data, out)
+        wait_until(lambda step=target: newest_step(checkpoints) >= step, process)
         if number == 2:  # while a checkpoint is being written: its temporary folder exists
-            wait_until(lambda: newest_step(checkpoints) >= target, process)
             wait_until(lambda: any(p.name.startswith(".") for p in checkpoints.iterdir()), process)
         else:
-            wait_until(lambda: newest_step(checkpoints) >= target, process)
             time.sleep(rng.random() * 0.05)
         process.send_signal(signal.SIGKILL)
         process.wait()

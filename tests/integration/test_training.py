@@ -7,9 +7,10 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from openrlhf.cli import lora_combiner, train_rm, train_sft
-from openrlhf.models.reward_model import load_reward_model, read_settings
-from tests.runs import arguments, curve, largest_difference, train, weights, write_pairs
+from openrlhf.models.pretrained import load_reward_model
+from openrlhf.models.reward_model import read_settings
 from openrlhf.utils.storage import download_dir
+from tests.runs import arguments, curve, largest_difference, train, weights, write_pairs
 from tests.tiny import save_tiny_causal_lm, tiny_tokenizer
 
 

@@ -272,7 +272,7 @@ def test_dry_run_prints_settings_and_first_example_and_writes_nothing(start, tmp
 def test_reward_checkpoint_without_head_is_refused(start, tmp_path, capsys):
     from safetensors.torch import load_file, save_file
 
-    from openrlhf.models.reward_model import save_reward_model
+    from openrlhf.models.pretrained import save_reward_model
     from tests.tiny import tiny_reward_model, tiny_tokenizer
 
     folder = tmp_path / "rm"

@@ -11,7 +11,7 @@ import torch
 
 from openrlhf.cli import eval_rm, get_representation, metrics
 from openrlhf.cli.completion_files import find_completions
-from openrlhf.models.reward_model import save_reward_model
+from openrlhf.models.pretrained import save_reward_model
 from tests.tiny import tiny_reward_model, tiny_tokenizer
 
 

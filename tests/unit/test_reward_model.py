@@ -9,16 +9,14 @@ from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedTokenizerFast
 
 from openrlhf.models.functional import last_valid_index, masked_mean, position_ids_from_mask
-from openrlhf.models.reward_model import (
-    MLPHead,
-    RewardModel,
+from openrlhf.models.pretrained import (
     checkpoint_fingerprint,
     fit_embedding,
     load_reward_model,
     load_tokenizer,
-    read_settings,
     save_reward_model,
 )
+from openrlhf.models.reward_model import MLPHead, RewardModel, read_settings
 from tests.tiny import FAMILIES, save_tiny_causal_lm, tiny_config, tiny_reward_model, tiny_tokenizer
 
 POSITION_CASES = [  # ids, mask, place of the last real token; 2 is both EOS and pad here

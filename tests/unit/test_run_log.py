@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import random
 import subprocess
 import sys
@@ -154,17 +155,32 @@ def test_wandb_is_off_by_default(tmp_path, monkeypatch, value):
     assert len(lines(tmp_path)) == 1
 
 
-def test_wandb_offline_writes_a_run_and_resumes_it(tmp_path, monkeypatch):
+WANDB_RUN = """
+import sys
+from openrlhf.utils.atomic import atomic_dir
+from openrlhf.utils.run_log import RUN_FILES, RunLog
+run_dir, resume_step = sys.argv[1], int(sys.argv[2]) if sys.argv[2] else None
+with RunLog(run_dir, "x", {"a": 1}, use_wandb="offline", wandb_project="p", resume_step=resume_step) as log:
+    log.log(1 if resume_step is None else 2, {"loss": 1.0, "nan": float("nan")})
+    with atomic_dir(run_dir, carry=RUN_FILES) as folder:  # as when the model is saved into the folder of its run
+        (folder / "config.json").write_text("{}")
+    log.log(3, {"after_saving": 1.0})
+"""
+
+
+def test_wandb_offline_writes_a_run_and_resumes_it(tmp_path):
     pytest.importorskip("wandb")
-    monkeypatch.setenv("WANDB_SILENT", "true")
     ids = []
-    for resume_step in (None, 1):
-        with RunLog(tmp_path, "x", {"use_wandb": "offline"}, use_wandb="offline", resume_step=resume_step) as log:
-            log.log(1 if resume_step is None else 2, {"loss": 1.0, "nan": float("nan")})
-        ids.append(json.loads((tmp_path / "wandb_run.json").read_text())["id"])
+    for resume_step in ("", "1"):
+        command = [sys.executable, "-c", WANDB_RUN, str(tmp_path / "run"), resume_step]  # wandb writes the rest at exit
+        subprocess.run(command, check=True, capture_output=True, timeout=120, env=os.environ | {"WANDB_SILENT": "true"})
+        ids.append(json.loads((tmp_path / "run" / "wandb_run.json").read_text())["id"])
     assert ids[0] == ids[1]
-    files = list((tmp_path / "wandb").glob(f"offline-run-*/run-{ids[0]}.wandb"))
-    assert files and all(file.stat().st_size > 0 for file in files)
+    files = sorted((tmp_path / "run" / "wandb").glob(f"offline-run-*/run-{ids[0]}.wandb"))
+    for file in files:
+        assert b"train/loss" in file.read_bytes() and b"train/after_saving" in file.read_bytes()
+    assert len(files) == 2
+    assert [row["step"] for row in lines(tmp_path / "run")] == [1, 2, 3]
 
 
 def test_tensorboard_holds_the_numbers_under_split_and_name(tmp_path):
