@@ -86,7 +86,7 @@ def train_models(config: QuickstartConfig, seed: int, folder: Path) -> None:
 def chosen_sequences(tokenizer, seed: int, config: QuickstartConfig) -> list[list[int]]:
     """Token ids of prompt and chosen response of every training pair."""
     settings = TrainRMConfig(pretrain=POCKET, dataset=POCKET, seed=seed, max_len=256, max_samples=config.max_pairs)
-    pairs, _, _ = train_rm.load_pairs(settings, tokenizer)
+    pairs, _ = train_rm.load_pairs(settings, tokenizer)
     return [[*pairs[i].prompt_ids, *pairs[i].chosen_ids] for i in range(len(pairs))]
 
 

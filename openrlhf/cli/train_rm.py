@@ -34,7 +34,7 @@ from openrlhf.cli.common import (
 )
 from openrlhf.cli.model_card import reward_model_card
 from openrlhf.cli.parser import parse_config
-from openrlhf.datasets.adapters import PreferenceOptions, resolve_options
+from openrlhf.datasets.adapters import PreferenceOptions
 from openrlhf.datasets.preference import PreferenceData, prepare_preferences
 from openrlhf.models.losses import PAIR_LOSSES
 from openrlhf.models.pretrained import fit_embedding, load_reward_model, save_reward_model
@@ -69,8 +69,8 @@ def pocket_rows(config: TrainRMConfig):
     return datasets.Dataset.from_list(train), datasets.Dataset.from_list(held_out)
 
 
-def load_pairs(config: TrainRMConfig, tokenizer) -> tuple[PreferenceData, PreferenceData | None, str]:
-    """Tokenised training and evaluation pairs, and the prompt template they were rendered with."""
+def load_pairs(config: TrainRMConfig, tokenizer) -> tuple[PreferenceData, PreferenceData | None]:
+    """Tokenised training and evaluation pairs."""
     is_pocket = config.dataset == POCKET
     if is_pocket:
         train_rows, eval_rows = pocket_rows(config)
@@ -92,8 +92,7 @@ def load_pairs(config: TrainRMConfig, tokenizer) -> tuple[PreferenceData, Prefer
         held_out = prepare_preferences(eval_rows, tokenizer, options, num_proc=config.num_proc)
     if config.margin_loss and not train.has_margin:
         raise ValueError(f"--margin_loss: {config.dataset} has no column 'margin'")
-    template = resolve_options(train_rows.column_names, train_rows[0], options).input_template
-    return train, held_out, template
+    return train, held_out
 
 
 def load_model(config: TrainRMConfig, engine: Engine, tokenizer) -> tuple[RewardModel, Any]:
@@ -217,7 +216,7 @@ def _run(config: TrainRMConfig, engine: Engine) -> dict[str, float]:
     if engine.is_main and not config.dry_run:
         check_outputs(config)
     tokenizer = training_tokenizer(config)
-    train, held_out, template = main_first(engine, partial(load_pairs, config, tokenizer))
+    train, held_out = main_first(engine, partial(load_pairs, config, tokenizer))
     plan = training_plan(config, engine, len(train))
     if engine.is_main:
         logger.info("pairs: %s; evaluation: %s", train.counts, held_out.counts if held_out else "none")
@@ -254,7 +253,7 @@ def _run(config: TrainRMConfig, engine: Engine) -> dict[str, float]:
         aux_loss_coef=config.aux_loss_coef,
         center_coef=config.center_rewards_coefficient,
     )
-    writer = ModelWriter(config, engine, model, peft_model, tokenizer, template)
+    writer = ModelWriter(config, engine, model, peft_model, tokenizer, train.options.input_template)
     settings = loop_settings(config, train.fingerprint, write_model=writer.write, keep_best=writer.publish)
     folder, progress = resume(engine, settings, plan)
     with open_log(config, engine, "train_rm", progress.step if folder else None) as log:

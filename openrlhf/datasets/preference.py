@@ -72,6 +72,7 @@ _FEATURES = datasets.Features(
 )
 _BATCH_ROWS = 500  # rows per map call: bounds the Python lists alive at a time
 _MANY_ROWS = 50_000  # from here on a second process pays for its start
+_WORKERS = 2  # each further one adds about 0.3 GB: docs/data_formats.md, Memory and speed
 _PREPARATION = 1  # raised when prepared pairs of the same rows and options change, so that old caches are not reused
 
 
@@ -190,7 +191,7 @@ def prepare_preferences(
 
     Args:
         rows: in one of the formats of FORMATS, or with keys named in the options.
-        num_proc: worker processes; None: one for small data sets, up to four for large ones.
+        num_proc: worker processes; None: one for small data sets, two for large ones.
         cache: False prepares anew even where a cached result exists.
     Raises:
         ValueError: no rows, missing columns (before anything is tokenised), a bad value (named by its row), or no pair
@@ -201,7 +202,7 @@ def prepare_preferences(
     resolved = resolve_options(rows.column_names, _first_values(rows), options)
     logger.info("preference format %s, template %r", resolved.format, resolved.input_template)
     if num_proc is None:
-        num_proc = min(os.cpu_count() or 1, 4) if len(rows) >= _MANY_ROWS else 1
+        num_proc = min(os.cpu_count() or 1, _WORKERS) if len(rows) >= _MANY_ROWS else 1
     fingerprint = _fingerprint(rows, tokenizer, resolved)
     folder = Path(datasets.config.HF_DATASETS_CACHE) / "openrlhf" / "pairs"
     folder.mkdir(parents=True, exist_ok=True)

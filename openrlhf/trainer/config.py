@@ -61,7 +61,7 @@ class TrainConfig:
     )
     apply_chat_template: bool = flag(False, "Render with the tokenizer's chat template", "data.apply_chat_template")
     tokenizer_chat_template: str | None = flag(None, "Chat template to use instead", "data.tokenizer_chat_template")
-    num_proc: int | None = flag(None, "Processes for tokenisation; default: the number of cores")
+    num_proc: int | None = flag(None, "Processes for tokenisation; default: 1, or 2 for large data sets")
 
     # optimisation; every step is an optimizer step
     max_epochs: int = flag(1, "Passes over the data", "train.max_epochs")

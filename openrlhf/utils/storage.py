@@ -14,7 +14,7 @@ import math
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
@@ -67,24 +67,36 @@ def check_s3_target(url: str) -> None:
         logger.warning("the empty object %s stays in bucket %s: %s", probe, bucket, error)
 
 
-def upload_dir(local: str | Path, url: str, *, part_size: int = PART_SIZE, attempts: int = 3, wait: float = 2.0) -> int:
+def upload_dir(
+    local: str | Path,
+    url: str,
+    *,
+    exclude: Iterable[str] = ("wandb",),
+    part_size: int = PART_SIZE,
+    attempts: int = 3,
+    wait: float = 2.0,
+) -> int:
     """Copy every file of folder `local` under `url`, and check size and checksum of each in the store.
 
     `upload.json` is written last and lists the files; `download_dir` goes by it, so that an unfinished upload, or files
     of an earlier one under the same address, are never taken for the folder. Objects already there are not removed.
 
     Args:
+        exclude: names at the top of `local` to leave out; by default the files of wandb, which has its own upload.
         part_size: bytes; a larger file is sent in parts, each retried by itself.
         attempts: tries per file after which the upload fails; `wait` seconds before the second, doubled each time.
     Returns:
-        Bytes sent, `upload.json` left out.
+        Number of files sent, `upload.json` left out.
     Raises:
         ValueError: nothing to upload, or one of the errors of `check_s3_target`.
         RuntimeError: the store failed in every try. The local folder is untouched.
     """
     bucket, key = split_s3(url)
     local = Path(local)
-    files = sorted(item for item in local.rglob("*") if item.is_file() and item.name != RECORD_NAME)
+    left_out = {RECORD_NAME, *exclude}
+    files = sorted(
+        item for item in local.rglob("*") if item.is_file() and item.relative_to(local).parts[0] not in left_out
+    )
     if not files:
         raise ValueError(f"expected a folder with files to upload to {url}, found none in {local}")
     client = _client()
@@ -102,7 +114,7 @@ def upload_dir(local: str | Path, url: str, *, part_size: int = PART_SIZE, attem
     body = json.dumps({"files": record}, indent=1, sort_keys=True).encode()
     last = f"{key}/{RECORD_NAME}".lstrip("/")
     _tried(url, lambda: client.put_object(Bucket=bucket, Key=last, Body=body), attempts, wait)
-    return sum(entry["size"] for entry in record.values())
+    return len(record)
 
 
 def download_dir(url: str, local: str | Path, *, attempts: int = 3, wait: float = 2.0) -> Path:

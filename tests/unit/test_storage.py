@@ -107,13 +107,16 @@ def test_addresses():
 
 
 def test_upload_and_download_give_the_same_folder(store, folder, tmp_path):
-    assert upload_dir(folder, "s3://models/run/one/") == 8 + 0 + 2048
+    (folder / "wandb").mkdir()
+    (folder / "wandb" / "debug.log").write_text("x")
+    assert upload_dir(folder, "s3://models/run/one/") == 3
     assert keys() == [
         "run/one/config.json", "run/one/empty", "run/one/sub/wéights 1.bin", "run/one/upload.json",
     ]  # fmt: skip
     (tmp_path / "copy").mkdir()
     (tmp_path / "copy" / "of an earlier model").write_text("x")
     download_dir("s3://models/run/one", tmp_path / "copy")
+    (folder / "wandb" / "debug.log").unlink()
     assert contents(tmp_path / "copy") == contents(folder)
 
 
