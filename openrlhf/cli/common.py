@@ -21,16 +21,14 @@ from openrlhf.trainer.engine import Engine, LocalEngine, OptimizerSettings, make
 from openrlhf.trainer.loop import LoopSettings, Progress, find_resume
 from openrlhf.trainer.plan import TrainingPlan
 from openrlhf.utils.checkpoint import atomic_dir, clean_stale, ensure_writable, require_free_space
-from openrlhf.utils.run_log import RunLog
+from openrlhf.utils.manifest import hide_secrets
+from openrlhf.utils.run_log import RUN_FILES, RunLog
 from openrlhf.utils.storage import check_s3_target, upload_dir
 
 logger = logging.getLogger(__name__)
 
 POCKET = "pocket"
 POCKET_POLICY = Path(__file__).resolve().parents[2] / "examples" / "pocket"
-# Files of a run that stay when a newly saved model takes the place of its folder.
-RUN_FILES = ("manifest.json", "metrics.jsonl", "metrics.previous.jsonl", "wandb", "tensorboard")
-
 Result = TypeVar("Result")
 
 
@@ -272,7 +270,7 @@ def upload_result(config: TrainConfig) -> None:
 
 def print_resolved(config: TrainConfig, plan: TrainingPlan, engine: Engine, example: str) -> None:
     """What --dry_run shows: settings, sizes and the first example."""
-    print(json.dumps(dataclasses.asdict(config), indent=2, default=str))
+    print(json.dumps(hide_secrets(dataclasses.asdict(config)), indent=2, default=str))
     print(
         f"{plan.examples} training examples, {plan.total_steps} optimizer steps of {plan.batch_size}; "
         f"{engine.world_size} process(es) x {plan.accumulation} micro-batch(es) of {plan.micro_batch_size}"

@@ -44,7 +44,7 @@ def build_pairs(
         left out by reason, of questions and of pairs). A solution that is labelled both ways counts as "conflicting".
     Raises:
         ValueError: pairs_per_question below 1, or a row that is no completion, named by its number.
-    Source: Nath et al. 2024, arXiv 2407.13887, section 4.
+    Source: correct with incorrect solutions of one question, as in arXiv 2407.13887.
     """
     if pairs_per_question < 1:
         raise ValueError(f"pairs_per_question: expected at least 1, got {pairs_per_question}")

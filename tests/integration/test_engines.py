@@ -53,9 +53,11 @@ def test_two_processes_give_the_curve_and_the_model_of_one(stage, start, pairs, 
         one, two = curve(local, split), curve(out, split)
         assert sorted(one) == sorted(two)
         for step, line in one.items():
-            for name in ("loss", "preference_loss", "contrastive_loss", "accuracy", "learning_rate", "grad_norm"):
+            for name in ("loss", "preference_loss", "contrastive_loss", "accuracy", "learning_rate"):
                 if name in line:
                     assert two[step][name] == pytest.approx(line[name], abs=1e-4), (step, name)
+            if split == "train":  # a difference of gradients, not a mean of losses: compared relative to its size
+                assert two[step]["grad_norm"] == pytest.approx(line["grad_norm"], rel=1e-3)
     assert len(curve(out)) == 18
     # Adam divides near-zero gradients by their own size, so that rounding of sums shows in the weights.
     assert largest_difference(weights(local), weights(out)) < 1e-3
@@ -80,14 +82,14 @@ def test_two_processes_resume_exactly_and_refuse_another_number(start, pairs, tm
     assert "resumed from" in output and sorted(curve(resumed)) == [9]
     assert curve(resumed)[9]["loss"] == curve(tmp_path / "whole")[9]["loss"]
     assert largest_difference(weights(tmp_path / "whole"), weights(resumed)) == 0.0
-    with pytest.raises(ValueError, match="resume it with the launcher"):
+    with pytest.raises(ValueError, match="zero_stage: 2 then, None now"):
         train(start, pairs, tmp_path / "one", **{**settings, "zero_stage": None}, load_checkpoint=True,
               ckpt_path=str(tmp_path / "whole-checkpoints"))  # fmt: skip
 
 
 @pytest.mark.slow
 def test_an_error_ends_all_processes_with_one_line(start, tmp_path):
-    (tmp_path / "bad.jsonl").write_text('{"accepted": "a", "rejected": "b"}\n')
+    (tmp_path / "bad.jsonl").write_text('{"accepted": "a", "rejected": "b"}\n' * 20)
     code, output = launch(arguments(start, tmp_path / "bad.jsonl", tmp_path / "out", zero_stage=2))
     assert code != 0
     assert "accepted" in output
