@@ -29,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 POCKET = "pocket"
 POCKET_POLICY = Path(__file__).resolve().parents[2] / "examples" / "pocket"
+# What a saved model or adapter consists of; a folder with anything else is not replaced.
+MODEL_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "README.md")
 Result = TypeVar("Result")
 
 
@@ -75,8 +77,39 @@ def resolve_attention(flash_attn: bool, attn_implementation: str | None) -> str 
     return "sdpa"
 
 
+def check_replaceable(path: str | Path, inputs: list[str | None]) -> None:
+    """Refuse to put a model in place of a folder whose content would be lost.
+
+    Args:
+        inputs: what the run reads; none of them may be the folder or lie in it.
+    Raises:
+        ValueError: the folder is an input or holds something that is no part of a saved model.
+    """
+    folder = Path(path).resolve()
+    for name in inputs:
+        if name and (Path(name).resolve() == folder or folder in Path(name).resolve().parents):
+            raise ValueError(f"{path} would replace {name}, which this run reads; choose another folder")
+    if not folder.is_dir():
+        return
+    foreign = sorted(
+        item.name
+        for item in folder.iterdir()
+        if item.name not in RUN_FILES and not (item.is_file() and any(item.match(p) for p in MODEL_FILES))
+    )
+    if foreign:
+        raise ValueError(
+            f"{path} holds {len(foreign)} things that are no part of a saved model ({', '.join(foreign[:3])}) "
+            "and would be lost; choose a new folder"
+        )
+
+
 def check_outputs(config: TrainConfig) -> None:
     """Refuse save paths and services that cannot work, before anything is loaded. Main process only."""
+    check_replaceable(config.save_path, inputs=[config.pretrain, config.dataset, config.eval_dataset])
+    if Path(config.save_path).resolve() in config.checkpoint_folder.resolve().parents:
+        raise ValueError(
+            f"--ckpt_path {config.checkpoint_folder} lies inside --save_path, which is replaced at the end"
+        )
     ensure_writable(config.save_path)
     clean_stale(Path(config.save_path).resolve().parent)
     if config.save_steps > 0:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from openrlhf.cli.common import replaced_folder, run_command
+from openrlhf.cli.common import check_replaceable, replaced_folder, run_command
 from openrlhf.cli.parser import parse_config
 from openrlhf.trainer.config import flag
 from openrlhf.utils.checkpoint import ensure_writable
@@ -36,6 +36,7 @@ def run(config: LoraCombinerConfig) -> None:
         raise ValueError(f"--lora_path: expected a folder with adapter_config.json, got {config.lora_path!r}")
     if not config.output_path:
         raise ValueError("--output_path is required")
+    check_replaceable(config.output_path, inputs=[config.lora_path])
     ensure_writable(config.output_path)
     from openrlhf.models.lora import merge_adapter
 

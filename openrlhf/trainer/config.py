@@ -100,7 +100,7 @@ class TrainConfig:
     load_in_4bit: bool = flag(False, "Load the frozen backbone in 4 bits (needs bitsandbytes)", "ds.load_in_4bit")
 
     # saving and logging
-    save_path: str = flag("./ckpt", "Folder of the final model", "ckpt.output_dir")
+    save_path: str = flag("./ckpt/model", "Folder of the final model", "ckpt.output_dir")
     s3_save_path: str | None = flag(None, "s3://bucket/prefix to upload the final model to")
     ckpt_path: str | None = flag(None, "Folder of resumable checkpoints; default: SAVE_PATH-checkpoints", "ckpt.path")
     save_steps: int = flag(-1, "Save a resumable checkpoint every so many steps; -1: never", "ckpt.save_steps")

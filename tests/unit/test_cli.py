@@ -235,6 +235,22 @@ def test_missing_dataset_model_and_unwritable_path(start, tmp_path, capsys):
     assert str(file) in capsys.readouterr().err
 
 
+def test_nothing_of_the_user_is_replaced(start, tmp_path, capsys):
+    data = write_pairs(tmp_path / "d.jsonl")
+    words = ["--pretrain", start, "--dataset", data]
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.md").write_text("keep me")
+    assert run_main(*words, "--save_path", str(tmp_path / "mine")) == 1
+    assert "notes.md" in capsys.readouterr().err and (tmp_path / "mine" / "notes.md").read_text() == "keep me"
+    assert run_main(*words, "--save_path", start) == 1
+    assert "which this run reads" in capsys.readouterr().err
+    assert run_main(*words, "--save_path", str(tmp_path)) == 1  # the data lies in it
+    assert "which this run reads" in capsys.readouterr().err
+    inside = ["--save_path", str(tmp_path / "o"), "--ckpt_path", str(tmp_path / "o" / "checkpoints")]
+    assert run_main(*words, *inside) == 1
+    assert "lies inside --save_path" in capsys.readouterr().err
+
+
 def test_pad_token_equal_to_eos(start, tmp_path, capsys):
     data = write_pairs(tmp_path / "d.jsonl")
     words = ["--pretrain", start, "--dataset", data, "--save_path", str(tmp_path / "o"), "--pad_token", "</s>"]
