@@ -18,8 +18,9 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from openrlhf.cli.common import replaced_folder, run_command
+from openrlhf.cli.common import run_command
 from openrlhf.cli.parser import parse_config
+from openrlhf.cli.run_folder import replaced_folder
 from openrlhf.datasets.pocket import DEFAULT_LEVEL, generate_problems
 from openrlhf.evaluation.sampling import grade_pocket, pocket_response_limit, sample_completions
 from openrlhf.models.policy import Policy

@@ -7,30 +7,28 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from safetensors import SafetensorError
 
 from openrlhf.datasets.sources import load_rows, split_rows
-from openrlhf.models.pretrained import load_tokenizer
+from openrlhf.models.pretrained import checkpoint_fingerprint, is_adapter, load_tokenizer
 from openrlhf.trainer.config import TrainConfig
 from openrlhf.trainer.engine import Engine, LocalEngine, OptimizerSettings, make_engine, under_launcher
 from openrlhf.trainer.loop import LoopSettings, Progress, find_resume
 from openrlhf.trainer.plan import TrainingPlan
-from openrlhf.utils.checkpoint import atomic_dir, clean_stale, ensure_writable, require_free_space
+from openrlhf.utils.atomic import hold_lock
 from openrlhf.utils.manifest import hide_secrets
-from openrlhf.utils.run_log import RUN_FILES, RunLog
-from openrlhf.utils.storage import check_s3_target, upload_dir
+from openrlhf.utils.run_log import RunLog
 
 logger = logging.getLogger(__name__)
 
 POCKET = "pocket"
 POCKET_POLICY = Path(__file__).resolve().parents[2] / "examples" / "pocket"
-# What a saved model or adapter consists of; a folder with anything else is not replaced.
-MODEL_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "README.md")
 Result = TypeVar("Result")
 
 
@@ -40,7 +38,7 @@ def cache_folder() -> Path:
 
 
 def run_command(main: Callable[[], None]) -> None:
-    """Call a command; a mistake of the user or a failed service ends it with one line and exit code 1."""
+    """Call a command; a mistake of the user or a failed service ends it with one line and exit code 1 (130: Ctrl-C)."""
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     for noisy in ("httpx", "deepspeed", "datasets", "matplotlib"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
@@ -48,7 +46,10 @@ def run_command(main: Callable[[], None]) -> None:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # accelerate imports deepspeed, which else prints a warning
     try:
         main()
-    except (ValueError, RuntimeError, OSError) as error:
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
+    except (ValueError, RuntimeError, OSError, ImportError, SafetensorError) as error:
         if os.environ.get("OPENRLHF_TRACEBACK"):
             raise
         print(f"error: {error}", file=sys.stderr)
@@ -77,55 +78,19 @@ def resolve_attention(flash_attn: bool, attn_implementation: str | None) -> str 
     return "sdpa"
 
 
-def check_replaceable(path: str | Path, inputs: list[str | None]) -> None:
-    """Refuse to put a model in place of a folder whose content would be lost.
+def check_positions(model: torch.nn.Module, longest: int, max_len: int) -> None:
+    """Refuse rows longer than a learned table of positions; rotary positions only warn.
 
     Args:
-        inputs: what the run reads; none of them may be the folder or lie in it.
-    Raises:
-        ValueError: the folder is an input or holds something that is no part of a saved model.
+        longest: tokens of the longest row.
     """
-    folder = Path(path).resolve()
-    for name in inputs:
-        if name and (Path(name).resolve() == folder or folder in Path(name).resolve().parents):
-            raise ValueError(f"{path} would replace {name}, which this run reads; choose another folder")
-    if not folder.is_dir():
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if limit is None or longest <= limit:
         return
-    foreign = sorted(
-        item.name
-        for item in folder.iterdir()
-        if item.name not in RUN_FILES and not (item.is_file() and any(item.match(p) for p in MODEL_FILES))
-    )
-    if foreign:
-        raise ValueError(
-            f"{path} holds {len(foreign)} things that are no part of a saved model ({', '.join(foreign[:3])}) "
-            "and would be lost; choose a new folder"
-        )
-
-
-def check_outputs(config: TrainConfig) -> None:
-    """Refuse save paths and services that cannot work, before anything is loaded. Main process only."""
-    check_replaceable(config.save_path, inputs=[config.pretrain, config.dataset, config.eval_dataset])
-    if Path(config.save_path).resolve() in config.checkpoint_folder.resolve().parents:
-        raise ValueError(
-            f"--ckpt_path {config.checkpoint_folder} lies inside --save_path, which is replaced at the end"
-        )
-    ensure_writable(config.save_path)
-    clean_stale(Path(config.save_path).resolve().parent)
-    if config.save_steps > 0:
-        ensure_writable(config.checkpoint_folder, inside=True)
-    if config.s3_save_path:
-        check_s3_target(config.s3_save_path)
-
-
-def check_room(config: TrainConfig, model: torch.nn.Module) -> None:
-    """Refuse a run whose model, and one checkpoint beside it, do not fit on the disk. Main process only."""
-    sizes = [(getattr(p, "ds_numel", p.numel()), p.requires_grad) for p in model.parameters()]
-    trained = sum(size for size, trains in sizes if trains)
-    stored = trained if config.lora_rank > 0 else sum(size for size, _ in sizes)
-    require_free_space(config.save_path, stored * (2 if config.use_bf16 else 4))
-    if config.save_steps > 0 and not config.disable_ds_ckpt:
-        require_free_space(config.checkpoint_folder, trained * 12)  # float32 weights and two moments
+    tables = [name for name, part in model.named_modules() if isinstance(part, torch.nn.Embedding)]
+    if any(name.endswith("wpe") or "position" in name for name in tables):
+        raise ValueError(f"the longest row has {longest} tokens, the model {limit} positions: pass --max_len {limit}")
+    logger.warning("the longest row has %d tokens, the model was made for %d (--max_len %d)", longest, limit, max_len)
 
 
 def start_engine(config: TrainConfig) -> Engine:
@@ -146,11 +111,8 @@ def start_engine(config: TrainConfig) -> Engine:
     )
 
 
-def main_first(engine: Engine, work: Callable[[], Result]) -> Result:
-    """Run work in the main process first, so that the others find its result in the cache.
-
-    An error of the main process ends all of them.
-    """
+def main_only(engine: Engine, work: Callable[[], Result]) -> Result | None:
+    """Run work in the main process; its error ends all processes. None in the others."""
     result, failure = None, None
     if engine.is_main:
         try:
@@ -162,12 +124,24 @@ def main_first(engine: Engine, work: Callable[[], Result]) -> Result:
         raise failure
     if told is not None:
         raise ValueError(f"stopped by the main process: {told}")
+    return result
+
+
+def main_first(engine: Engine, work: Callable[[], Result]) -> Result:
+    """Run work in the main process first, so that the others find its result in the cache, then in all of them."""
+    result = main_only(engine, work)
     return result if engine.is_main else work()
 
 
 def training_tokenizer(config: TrainConfig):
     """Tokenizer of the model to train, with a pad token that is not EOS and the chat template asked for."""
-    tokenizer = load_tokenizer(resolve_pocket_model(config.pretrain), config.pad_token)
+    path = resolve_pocket_model(config.pretrain)
+    if is_adapter(path):
+        raise ValueError(f"--pretrain {path} is a LoRA adapter; merge it with lora_combiner and start from the result")
+    try:
+        tokenizer = load_tokenizer(path, config.pad_token)
+    except OSError as error:
+        raise ValueError(f"--pretrain {path}: no such folder, and not loaded from the hub ({error})") from error
     if config.tokenizer_chat_template:
         tokenizer.chat_template = config.tokenizer_chat_template
     if config.apply_chat_template and not tokenizer.chat_template:
@@ -190,9 +164,12 @@ def load_splits(config: TrainConfig, prompt_key: str | None) -> tuple[Any, Any |
 
     train = rows(config.dataset, config.dataset_split)
     if config.eval_dataset or config.eval_split:
-        return train, rows(config.eval_dataset or config.dataset, config.eval_split or "train")
+        source = config.eval_dataset or config.dataset
+        return train, rows(source, config.eval_split or usual_eval_split(source))
     if config.eval_fraction == 0:
         return train, None
+    if len(train) < 2:
+        raise ValueError(f"{config.dataset} has {len(train)} row, none is left for evaluation; pass --eval_fraction 0")
     group_columns = {"group_columns": [prompt_key]} if prompt_key else {}
     return split_rows(train, config.eval_fraction, config.seed, **group_columns)
 
@@ -243,6 +220,27 @@ def resume(engine: Engine, settings: LoopSettings, plan: TrainingPlan) -> tuple[
     return folder, progress
 
 
+def usual_eval_split(source: str) -> str:
+    """Split to evaluate on when none is named: of a local folder, validation or test where there is a file of it."""
+    folder = Path(source)
+    names = [item.name for item in folder.iterdir()] if folder.is_dir() else []
+    found = (split for split in ("validation", "test") if any(split in name for name in names))
+    return next(found, "train")
+
+
+def refuse_training_rows(config: TrainConfig, train_fingerprint: str, eval_fingerprint: str) -> None:
+    """Evaluation on the training rows tells nothing.
+
+    Raises:
+        ValueError: both have one fingerprint.
+    """
+    if train_fingerprint == eval_fingerprint:
+        raise ValueError(
+            f"the evaluation rows are the training rows: {config.eval_dataset or config.dataset} has no split "
+            f"{config.eval_split or ''} of its own; name other data, or drop the flag and use --eval_fraction"
+        )
+
+
 def optimizer_settings(config: TrainConfig, plan: TrainingPlan) -> OptimizerSettings:
     """Settings of AdamW and its schedule for a plan."""
     return OptimizerSettings(
@@ -257,21 +255,26 @@ def optimizer_settings(config: TrainConfig, plan: TrainingPlan) -> OptimizerSett
     )
 
 
-def open_log(config: TrainConfig, engine: Engine, command: str, resume_step: int | None) -> RunLog:
-    """Metrics file and trackers of a run; the main process writes, the others are silent."""
-    return RunLog(
-        config.save_path,
-        command,
-        dataclasses.asdict(config),
-        is_main=engine.is_main,
-        use_wandb=config.use_wandb,
-        wandb_org=config.wandb_org,
-        wandb_group=config.wandb_group,
-        wandb_project=config.wandb_project,
-        wandb_run_name=config.wandb_run_name,
-        tensorboard_dir=config.use_tensorboard,
-        resume_step=resume_step,
-    )
+@contextmanager
+def open_log(config: TrainConfig, engine: Engine, command: str, resume_step: int | None) -> Iterator[RunLog]:
+    """Metrics file and trackers of a run; the main process writes and keeps other runs out, the others are silent."""
+    with (
+        hold_lock(config.save_path, engine.is_main),
+        RunLog(
+            config.save_path,
+            command,
+            dataclasses.asdict(config),
+            is_main=engine.is_main,
+            use_wandb=config.use_wandb,
+            wandb_org=config.wandb_org,
+            wandb_group=config.wandb_group,
+            wandb_project=config.wandb_project,
+            wandb_run_name=config.wandb_run_name,
+            tensorboard_dir=config.use_tensorboard,
+            resume_step=resume_step,
+        ) as log,
+    ):
+        yield log
 
 
 def run_identity(config: TrainConfig, fingerprint: str) -> dict[str, Any]:
@@ -283,22 +286,12 @@ def run_identity(config: TrainConfig, fingerprint: str) -> dict[str, Any]:
         "gradient_checkpointing gradient_checkpointing_use_reentrant micro_train_batch_size overlap_comm zpg "
         "disable_trace_cache".split()
     )
+    if config.save_best:
+        free.remove("save_path")  # the best model so far lies there
     settings = {name: value for name, value in dataclasses.asdict(config).items() if name not in free}
-    return json.loads(json.dumps({**settings, "data": fingerprint}))
-
-
-@contextmanager
-def replaced_folder(path: str | Path):
-    """A temporary folder that takes the place of ``path`` at the end; the files of the run in it are kept."""
-    with atomic_dir(path, carry=RUN_FILES) as folder:
-        yield folder
-
-
-def upload_result(config: TrainConfig) -> None:
-    """Send the final folder to --s3_save_path, verified."""
-    if config.s3_save_path:
-        count = upload_dir(config.save_path, config.s3_save_path)
-        logger.info("uploaded %d files to %s", count, config.s3_save_path)
+    start = resolve_pocket_model(config.pretrain)
+    weights = checkpoint_fingerprint(start) if Path(start).is_dir() else None
+    return json.loads(json.dumps({**settings, "data": fingerprint, "pretrain_weights": weights}))
 
 
 def print_resolved(config: TrainConfig, plan: TrainingPlan, engine: Engine, example: str) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
-import sys
 from typing import Any
 
-from openrlhf.trainer.config import TrainRMConfig
+from openrlhf.trainer.config import TrainConfig, TrainRMConfig, TrainSFTConfig
+from openrlhf.utils.manifest import hide_secrets
 
 FIGURES = (
     "loss",
@@ -44,7 +45,7 @@ def reward_model_card(
         "## Command",
         "",
         "```",
-        shlex.join(["python", "-m", "openrlhf.cli.train_rm", *_visible(sys.argv[1:], config)]),
+        command_of("train_rm", config),
         "```",
         "",
         "Full settings, versions and data fingerprints: `manifest.json`; losses: `metrics.jsonl`.",
@@ -61,6 +62,7 @@ def reward_model_card(
         "the tokenizer's chat template" if settings["apply_chat_template"] else f"template `{settings['template']}`"
     )
     lines += ["", "## Use", "", f"Prompts are rendered with {template}; a response ends in one EOS token.", ""]
+    special = ", add_special_tokens=False" if settings["apply_chat_template"] else ""  # the template writes BOS
     if is_adapter:
         lines.append("Merge it first: `python -m openrlhf.cli.lora_combiner --lora_path THIS --output_path MERGED`.")
     elif settings.get("value_head", config.value_head_strategy) == "mlp":
@@ -73,11 +75,46 @@ def reward_model_card(
             'model = AutoModelForSequenceClassification.from_pretrained("THIS FOLDER")',
             'tokenizer = AutoTokenizer.from_pretrained("THIS FOLDER")',
             "text = prompt + response + tokenizer.eos_token",
-            'reward = model(**tokenizer(text, return_tensors="pt")).logits[0, 0]',
+            f'inputs = tokenizer(text, return_tensors="pt"{special})',
+            "reward = model(**inputs).logits[0, 0]",
             "```",
         ]
     return "\n".join(lines) + "\n"
 
 
-def _visible(arguments: list[str], config: TrainRMConfig) -> list[str]:
-    return ["<hidden>" if config.use_wandb and word == config.use_wandb else word for word in arguments]
+def policy_card(config: TrainSFTConfig) -> str:
+    """Markdown text of the card of a language model that train_sft saved."""
+    return "\n".join(
+        [
+            "---",
+            "library_name: transformers",
+            "pipeline_tag: text-generation",
+            "---",
+            "",
+            "# Language model",
+            "",
+            f"Fine-tuned from `{config.pretrain}` on the answers of `{config.dataset}`.",
+            "",
+            "```",
+            command_of("train_sft", config),
+            "```",
+            "",
+            "Full settings, versions and data fingerprints: `manifest.json`; losses: `metrics.jsonl`.",
+            'Load it with `AutoModelForCausalLM.from_pretrained("THIS FOLDER")`.',
+            "",
+        ]
+    )
+
+
+def command_of(name: str, config: TrainConfig) -> str:
+    """The command that repeats a run: every setting that is not the default, secrets hidden."""
+    words = ["python", "-m", f"openrlhf.cli.{name}"]
+    shown = hide_secrets(dataclasses.asdict(config))
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        default = field.default if field.default is not dataclasses.MISSING else field.default_factory()
+        if value == default or field.name == "local_rank":
+            continue
+        values = value if isinstance(value, list) else [shown[field.name]]
+        words += [f"--{field.name}"] if value is True else [f"--{field.name}", *map(str, values)]
+    return shlex.join(words)

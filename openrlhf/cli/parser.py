@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import difflib
 import sys
@@ -13,6 +14,18 @@ import yaml
 from transformers import HfArgumentParser
 
 Config = TypeVar("Config")
+
+
+class FlagFormatter(argparse.ArgumentDefaultsHelpFormatter):
+    """Help that leaves the spellings with dashes out: every flag has them."""
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        spellings = action.option_strings
+        action.option_strings = [s for s in spellings if "-" not in s.lstrip("-")] or spellings
+        try:
+            return super()._format_action_invocation(action)
+        finally:
+            action.option_strings = spellings
 
 
 class FlagParser(HfArgumentParser):
@@ -40,7 +53,7 @@ class FlagParser(HfArgumentParser):
 def build_parser(config_class: type[Config], description: str | None = None) -> FlagParser:
     """Parser of one configuration dataclass; ``--config FILE`` sets defaults that flags override."""
     doc = description or (config_class.__doc__ or "").strip().split("\n")[0]
-    parser = FlagParser(config_class, description=doc, allow_abbrev=False)
+    parser = FlagParser(config_class, description=doc, allow_abbrev=False, formatter_class=FlagFormatter)
     parser.add_argument("--config", metavar="FILE", help="YAML file with flag names and values; flags override it")
     return parser
 
@@ -85,10 +98,13 @@ def _config_file_values(parser: FlagParser, config_class: type, argv: list[str])
     if not isinstance(loaded, dict):
         raise ValueError(f"{file}: expected 'flag: value' lines, got {type(loaded).__name__}")
     words = []
-    for name, value in _flatten(loaded):
-        words.append("--" + name)
-        words += [str(item) for item in value] if isinstance(value, list) else [] if value is None else [str(value)]
     reader = build_parser(config_class)
+    switches = {option for action in reader._actions if action.nargs == "?" for option in action.option_strings}
+    for name, value in _flatten(loaded):
+        if value is None or (value is False and "--" + name not in switches):
+            continue  # left at its default, as the printed configuration shows it
+        words.append("--" + name)
+        words += [str(item) for item in value] if isinstance(value, list) else [str(value)]
     for action in reader._actions:
         action.required = False
     namespace, unknown = reader.parse_known_args(words)

@@ -10,19 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import AutoConfig
 
 from openrlhf.cli.common import (
     POCKET,
     cache_folder,
-    check_outputs,
-    check_room,
+    check_positions,
     load_splits,
     loop_settings,
     main_first,
+    main_only,
     open_log,
     optimizer_settings,
     print_resolved,
-    replaced_folder,
+    refuse_training_rows,
     resolve_attention,
     resolve_pocket_model,
     resume,
@@ -30,15 +31,15 @@ from openrlhf.cli.common import (
     start_engine,
     training_plan,
     training_tokenizer,
-    upload_result,
 )
 from openrlhf.cli.model_card import reward_model_card
 from openrlhf.cli.parser import parse_config
+from openrlhf.cli.run_folder import check_outputs, check_room, replaced_folder, upload_result
 from openrlhf.datasets.adapters import PreferenceOptions
 from openrlhf.datasets.preference import PreferenceData, prepare_preferences
 from openrlhf.models.losses import PAIR_LOSSES
 from openrlhf.models.pretrained import fit_embedding, load_reward_model, save_reward_model
-from openrlhf.models.reward_model import RewardModel
+from openrlhf.models.reward_model import RewardModel, read_settings
 from openrlhf.trainer.config import TrainRMConfig, validate
 from openrlhf.trainer.engine import Engine
 from openrlhf.trainer.loop import run_training
@@ -69,13 +70,32 @@ def pocket_rows(config: TrainRMConfig):
     return datasets.Dataset.from_list(train), datasets.Dataset.from_list(held_out)
 
 
+def pair_rows(config: TrainRMConfig):
+    """Training and evaluation rows; either may be the embedded task."""
+    named_eval = config.eval_dataset or config.eval_split
+    if config.dataset == POCKET and (not named_eval or config.eval_dataset == POCKET):
+        return pocket_rows(config)
+    if config.dataset == POCKET:
+        other = dataclasses.replace(
+            config,
+            dataset=config.eval_dataset or POCKET,
+            dataset_split=config.eval_split or "train",
+            dataset_probs=None,
+            eval_dataset=None,
+            eval_split=None,
+            eval_fraction=0.0,
+        )
+        return pocket_rows(config)[0], load_splits(other, config.prompt_key)[0]
+    if config.eval_dataset == POCKET:
+        train = load_splits(dataclasses.replace(config, eval_dataset=None, eval_fraction=0.0), config.prompt_key)[0]
+        return train, pocket_rows(config)[1]
+    return load_splits(config, config.prompt_key)
+
+
 def load_pairs(config: TrainRMConfig, tokenizer) -> tuple[PreferenceData, PreferenceData | None]:
     """Tokenised training and evaluation pairs."""
     is_pocket = config.dataset == POCKET
-    if is_pocket:
-        train_rows, eval_rows = pocket_rows(config)
-    else:
-        train_rows, eval_rows = load_splits(config, config.prompt_key)
+    train_rows, eval_rows = pair_rows(config)
     options = PreferenceOptions(
         format=config.dataset_format,
         prompt_key=config.prompt_key,
@@ -89,7 +109,10 @@ def load_pairs(config: TrainRMConfig, tokenizer) -> tuple[PreferenceData, Prefer
     train = prepare_preferences(train_rows, tokenizer, options, num_proc=config.num_proc)
     held_out = None
     if eval_rows is not None and len(eval_rows):
+        if not config.apply_chat_template:
+            options = dataclasses.replace(options, input_template=train.options.input_template)
         held_out = prepare_preferences(eval_rows, tokenizer, options, num_proc=config.num_proc)
+        refuse_training_rows(config, train.fingerprint, held_out.fingerprint)
     if config.margin_loss and not train.has_margin:
         raise ValueError(f"--margin_loss: {config.dataset} has no column 'margin'")
     return train, held_out
@@ -97,13 +120,15 @@ def load_pairs(config: TrainRMConfig, tokenizer) -> tuple[PreferenceData, Prefer
 
 def load_model(config: TrainRMConfig, engine: Engine, tokenizer) -> tuple[RewardModel, Any]:
     """The model to train and, with LoRA, its PEFT wrapper."""
-    quantization = None
-    if config.load_in_4bit:
-        quantization = four_bit_settings(config.use_bf16)
+    quantization = four_bit_settings(config.use_bf16) if config.load_in_4bit else None
+    path = resolve_pocket_model(config.pretrain)
+    recorded = read_settings(AutoConfig.from_pretrained(path)).get("value_head")
+    if config.zero_stage == 3 and recorded == "mlp" and not config.reset_value_head:
+        raise ValueError(f"{path} has a two-layer head, which cannot be continued under ZeRO 3; use --zero_stage 2")
     # DeepSpeed keeps its own float32 master copy of bf16 weights; the local engine computes in bf16 by autocast.
     with engine.model_init():
         model = load_reward_model(
-            resolve_pocket_model(config.pretrain),
+            path,
             dtype=torch.float32,
             attn_implementation=resolve_attention(config.flash_attn, config.attn_implementation),
             value_head=config.value_head_strategy,
@@ -115,7 +140,7 @@ def load_model(config: TrainRMConfig, engine: Engine, tokenizer) -> tuple[Reward
             quantization_config=quantization,
             gathered=engine.gathered,
         )
-    fit_embedding(model, tokenizer)
+        fit_embedding(model, tokenizer)
     peft_model = None
     if config.lora_rank > 0:
         from openrlhf.models.lora import apply_lora
@@ -213,8 +238,8 @@ def run(config: TrainRMConfig) -> dict[str, float]:
 
 def _run(config: TrainRMConfig, engine: Engine) -> dict[str, float]:
     seed_everything(config.seed, config.full_determinism)
-    if engine.is_main and not config.dry_run:
-        check_outputs(config)
+    if not config.dry_run:
+        main_only(engine, partial(check_outputs, config))
     tokenizer = training_tokenizer(config)
     train, held_out = main_first(engine, partial(load_pairs, config, tokenizer))
     plan = training_plan(config, engine, len(train))
@@ -226,8 +251,8 @@ def _run(config: TrainRMConfig, engine: Engine) -> dict[str, float]:
         return {}
 
     model, peft_model = load_model(config, engine, tokenizer)
-    if engine.is_main:
-        check_room(config, model)
+    check_positions(model.network, int(train.lengths.max()), config.max_len)
+    main_only(engine, partial(check_room, config, model))
     engine.prepare(model, optimizer_settings(config, plan))
     contrastive = None
     if config.contrastive:

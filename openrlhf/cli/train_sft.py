@@ -12,15 +12,15 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from openrlhf.cli.common import (
     POCKET,
-    check_outputs,
-    check_room,
+    check_positions,
     load_splits,
     loop_settings,
     main_first,
+    main_only,
     open_log,
     optimizer_settings,
     print_resolved,
-    replaced_folder,
+    refuse_training_rows,
     resolve_attention,
     resolve_pocket_model,
     resume,
@@ -29,9 +29,11 @@ from openrlhf.cli.common import (
     training_plan,
     training_tokenizer,
 )
+from openrlhf.cli.model_card import policy_card
 from openrlhf.cli.parser import parse_config
+from openrlhf.cli.run_folder import check_outputs, check_room, replaced_folder
 from openrlhf.datasets.sft import SFTData, SFTOptions, prepare_sft
-from openrlhf.models.pretrained import quiet_loading
+from openrlhf.models.pretrained import finish_export, quiet_loading
 from openrlhf.models.reward_model import disable_dropout
 from openrlhf.trainer.config import TrainSFTConfig, validate
 from openrlhf.trainer.engine import Engine
@@ -72,6 +74,8 @@ def load_data(config: TrainSFTConfig, tokenizer) -> tuple[SFTData, SFTData | Non
     )
     train = prepare_sft(train_rows, tokenizer, options)
     held_out = prepare_sft(eval_rows, tokenizer, options) if eval_rows is not None and len(eval_rows) else None
+    if held_out is not None:
+        refuse_training_rows(config, train.fingerprint, held_out.fingerprint)
     return train, held_out
 
 
@@ -87,8 +91,8 @@ def load_policy(config: TrainSFTConfig, engine: Engine, tokenizer):
             dtype=torch.float32,
             attn_implementation=resolve_attention(config.flash_attn, config.attn_implementation),
         )
-    if len(tokenizer) > model.get_input_embeddings().num_embeddings:
-        model.resize_token_embeddings(len(tokenizer))
+        if len(tokenizer) > model.get_input_embeddings().num_embeddings:
+            model.resize_token_embeddings(len(tokenizer))
     model.config.pad_token_id = tokenizer.pad_token_id
     if config.gradient_checkpointing:
         reentrant = config.gradient_checkpointing_use_reentrant
@@ -103,10 +107,11 @@ def write_policy(config: TrainSFTConfig, engine: Engine, model, tokenizer, folde
         return
     folder.mkdir(parents=True, exist_ok=True)
     dtype = torch.bfloat16 if config.use_bf16 else torch.float32
-    model.config.dtype = dtype
     with quiet_loading():
         model.save_pretrained(folder, state_dict={name: value.to(dtype) for name, value in state.items()})
     tokenizer.save_pretrained(folder)
+    finish_export(folder, dtype)
+    (folder / "README.md").write_text(policy_card(config), encoding="utf-8")
 
 
 def run(config: TrainSFTConfig) -> dict[str, float]:
@@ -126,8 +131,8 @@ def run(config: TrainSFTConfig) -> dict[str, float]:
 
 def _run(config: TrainSFTConfig, engine: Engine) -> dict[str, float]:
     seed_everything(config.seed, config.full_determinism)
-    if engine.is_main and not config.dry_run:
-        check_outputs(config)
+    if not config.dry_run:
+        main_only(engine, partial(check_outputs, config))
     tokenizer = training_tokenizer(config)
     train, held_out = main_first(engine, partial(load_data, config, tokenizer))
     plan = training_plan(config, engine, len(train))
@@ -136,8 +141,8 @@ def _run(config: TrainSFTConfig, engine: Engine) -> dict[str, float]:
             print_resolved(config, plan, engine, train.example_text(int(plan.indices(0)[0]), tokenizer))
         return {}
     model = load_policy(config, engine, tokenizer)
-    if engine.is_main:
-        check_room(config, model)
+    check_positions(model, int(train.lengths.max()), config.max_len)
+    main_only(engine, partial(check_room, config, model))
     engine.prepare(model, optimizer_settings(config, plan))
     trainer = SFTTrainer(engine, train, plan, tokenizer.pad_token_id, held_out)
     write = partial(write_policy, config, engine, model, tokenizer)

@@ -3,23 +3,26 @@
 The embedded task of the project: it needs no download, its answers can be checked exactly, and a policy of less than a
 million parameters can be trained on it. A problem is a short story about one running count, for instance
 
-    Mia has 47 beads. She buys 6 boxes of 38. She loses 19. How many beads now?
+    Mia has 47 beads. She buys 6 boxes of 12. She loses 19. How many beads now?
 
 with the solution (one equation per step, the answer in a box)
 
-    6 * 38 = 228
-    47 + 228 = 275
-    275 - 19 = 256
-    \\boxed{256}
+    6 * 12 = 72
+    47 + 72 = 119
+    119 - 19 = 100
+    \\boxed{100}
 
 Questions of different splits never meet: the SHA-256 of a question decides which split it may appear in.
 
-    sft         the policy's own training, with as many steps as any other split
+    sft         demonstrations for the policy: as many steps as any other split, and solutions with slips (see SLIPS)
     train       preference pairs for the reward model
     validation  model selection
     test        as train
     ood         out of distribution for the reward model: more steps than train. The policy has met that many steps in
-                sft, else it would never solve one and there would be no correct completion to tell from wrong ones.
+                sft, else it would never solve one and there would be no right completion to tell from wrong ones.
+
+Demonstrations slip so that a policy trained to convergence still fails at nearly half of the problems when it samples
+at temperature 1, in ways that a reader of question and solution can find: it has learnt how often people slip.
 """
 
 from __future__ import annotations
@@ -28,13 +31,15 @@ import hashlib
 import random
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 SPLITS = ("sft", "train", "validation", "test", "ood")
 DEFAULT_LEVEL = 2
 _BUCKETS = 10  # a question's hash modulo this decides its split
 _SPLIT_BUCKETS = {"validation": {0}, "test": {1}, "ood": {2}, "train": {3, 4}, "sft": set(range(5, _BUCKETS))}
 _OOD_SHARE = 0.3  # of the problems in sft; the others are as in train
+# Chance per event of each slip in the solutions of sft: wrong operation, misread number, wrong result, forgotten event.
+SLIPS = {"sign": 0.08, "copy": 0.06, "sum": 0.05, "skip": 0.05}
 _MAX_TRIES = 1_000  # consecutive rejected candidates before the level counts as exhausted
 
 
@@ -43,7 +48,7 @@ class PocketProblem:
     """One word problem and its reference solution."""
 
     question: str
-    solution: str  # one equation a line, last line "\\boxed{answer}"
+    solution: str  # one equation a line, last line "\\boxed{...}"; right except for slips in sft
     answer: str  # decimal integer, not negative
     steps: int  # equations in the solution
 
@@ -62,7 +67,7 @@ class PocketLevel:
 
 LEVELS = {
     1: PocketLevel((2, 3), (4, 5), (2, 49), (2, 5), (2, 9), 199),
-    2: PocketLevel((2, 4), (5, 6), (11, 99), (3, 19), (12, 99), 999),
+    2: PocketLevel((2, 4), (5, 6), (11, 59), (2, 6), (3, 12), 199),
     3: PocketLevel((2, 4), (5, 6), (11, 999), (3, 19), (12, 99), 9999),
     4: PocketLevel((3, 5), (6, 8), (101, 9999), (12, 99), (12, 99), 99999),
 }
@@ -181,43 +186,87 @@ def _candidates(split: str, seed: int, level: int) -> Iterator[PocketProblem]:
     while True:
         long = split == "ood" or (split == "sft" and rng.random() < _OOD_SHARE)
         low, high = settings.ood_steps if long else settings.steps
-        yield _make_problem(rng, settings, rng.randint(low, high))
+        yield _make_problem(rng, settings, rng.randint(low, high), careless=split == "sft")
 
 
-def _make_problem(rng: random.Random, level: PocketLevel, steps: int) -> PocketProblem:
-    """One story of exactly `steps` equations."""
+@dataclass(frozen=True)
+class _Event:
+    """One sentence of a story and what it does to the count."""
+
+    sentence: str
+    sign: int  # 1 adds, -1 takes away
+    packs: int  # 0: a plain amount
+    size: int  # the amount, or what one pack holds
+
+
+def _make_problem(rng: random.Random, level: PocketLevel, steps: int, careless: bool) -> PocketProblem:
+    """One story whose right solution has exactly `steps` equations."""
     theme = rng.choice(_THEMES)
     name, pron = rng.choice(_NAMES)
     things = rng.choice(theme.things)
-    count = rng.randint(*level.number)
-    story = [theme.start.format(name=name, n=count, things=things)]
-    lines: list[str] = []
+    start = rng.randint(*level.number)
+    events: list[_Event] = []
+    lines, count = [], start
     while len(lines) < steps:
-        room = steps - len(lines)
-        event, amount, equations = _make_event(rng, theme, level, count, packs_fit=room >= 2)
-        story.append(event.replace("{pron}", pron))
-        lines += [*equations, f"{count} {'+' if amount > 0 else '-'} {abs(amount)} = {count + amount}"]
-        count += amount
-    story.append(theme.end.format(things=things))
-    return PocketProblem(" ".join(story), "\n".join([*lines, f"\\boxed{{{count}}}"]), str(count), steps)
+        event = _make_event(rng, theme, level, packs_fit=steps - len(lines) >= 2)
+        equations, after = _work(event, count)
+        if 0 <= after <= level.max_count:
+            events.append(event)
+            lines, count = lines + equations, after
+    sentences = [theme.start.format(name=name, n=start, things=things)]
+    sentences += [event.sentence.replace("{pron}", pron) for event in events]
+    question = " ".join([*sentences, theme.end.format(things=things)])
+    written, result = _work_carelessly(rng, level, events, start) if careless else (lines, count)
+    return PocketProblem(question, "\n".join([*written, f"\\boxed{{{result}}}"]), str(count), steps)
 
 
-def _make_event(
-    rng: random.Random, theme: _Theme, level: PocketLevel, count: int, packs_fit: bool
-) -> tuple[str, int, list[str]]:
-    """One event: its sentence, the signed change of the count, and the equations that give the amount."""
+def _make_event(rng: random.Random, theme: _Theme, level: PocketLevel, packs_fit: bool) -> _Event:
+    gain = rng.random() < 0.5
+    if packs_fit and rng.random() < 0.4:
+        packs, size = rng.randint(*level.packs), rng.randint(*level.pack_size)
+        sentence = rng.choice(theme.pack_gain if gain else theme.pack_loss)
+        return _Event(sentence.replace("{p}", str(packs)).replace("{q}", str(size)), 1 if gain else -1, packs, size)
+    amount = rng.randint(*level.number)
+    sentence = rng.choice(theme.gain if gain else theme.loss).replace("{n}", str(amount))
+    return _Event(sentence, 1 if gain else -1, 0, amount)
+
+
+def _work(event: _Event, count: int, error: int = 0) -> tuple[list[str], int]:
+    """Equations of an event and the count after it; `error` is added to the last result."""
+    amount = event.packs * event.size if event.packs else event.size
+    after = count + event.sign * amount + error
+    equations = [f"{event.packs} * {event.size} = {amount}"] if event.packs else []
+    return [*equations, f"{count} {'+' if event.sign > 0 else '-'} {amount} = {after}"], after
+
+
+def _work_carelessly(rng: random.Random, level: PocketLevel, events: list[_Event], start: int) -> tuple[list[str], int]:
+    """The solution of someone who slips now and then and goes on with the wrong number.
+
+    Slips after which a count leaves the level's range would be noticed: then the problem is worked again.
+    """
     while True:
-        gain = rng.random() < 0.5
-        if packs_fit and rng.random() < 0.5:
-            packs, size = rng.randint(*level.packs), rng.randint(*level.pack_size)
-            amount = packs * size
-            sentence = rng.choice(theme.pack_gain if gain else theme.pack_loss)
-            sentence = sentence.replace("{p}", str(packs)).replace("{q}", str(size))
-            equations = [f"{packs} * {size} = {amount}"]
+        lines, count = [], start
+        for event, slip in zip(events, _draw_slips(rng, len(events)), strict=True):
+            if slip == "skip":
+                continue
+            error = 0
+            if slip == "sign":
+                event = replace(event, sign=-event.sign)
+            elif slip == "copy":
+                event = replace(event, size=rng.randint(*(level.pack_size if event.packs else level.number)))
+            elif slip == "sum":
+                error = rng.choice((-10, -1, 1, 10))
+            equations, count = _work(event, count, error)
+            lines += equations
+            if not 0 <= count <= level.max_count:
+                break
         else:
-            amount = rng.randint(*level.number)
-            sentence = rng.choice(theme.gain if gain else theme.loss).replace("{n}", str(amount))
-            equations = []
-        change = amount if gain else -amount
-        if 0 <= count + change <= level.max_count and amount <= level.max_count:
-            return sentence, change, equations
+            return lines, count
+
+
+def _draw_slips(rng: random.Random, n: int) -> list[str]:
+    """One of SLIPS or "none" for each of `n` events; never all of them skipped."""
+    while True:
+        slips = rng.choices(("none", *SLIPS), (1 - sum(SLIPS.values()), *SLIPS.values()), k=n)
+        if any(slip != "skip" for slip in slips):
+            return slips

@@ -10,7 +10,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor
 
-from openrlhf.models.pretrained import load_reward_model, load_tokenizer, save_reward_model
+from openrlhf.models.pretrained import fit_embedding, load_reward_model, load_tokenizer, save_reward_model
 from openrlhf.models.reward_model import SETTINGS_KEY, RewardModel, check_head, read_settings
 
 SETTINGS_FILE = "goal_reward.json"
@@ -55,7 +55,9 @@ def save_adapter(
     """
     folder = Path(folder)
     network = peft_model.base_model.model
-    peft_model.peft_config["default"].base_model_name_or_path = str(network.config._name_or_path)
+    base = str(network.config._name_or_path)
+    base = str(Path(base).resolve()) if Path(base).is_dir() else base  # a relative path holds in one folder only
+    peft_model.peft_config["default"].base_model_name_or_path = base
     peft_model.save_pretrained(folder, state_dict=state_dict, save_embedding_layers=False)
     (folder / SETTINGS_FILE).write_text(
         json.dumps({**read_settings(network.config), **(settings or {})}, indent=2) + "\n"
@@ -94,6 +96,7 @@ def load_merged(
         allow_missing_head=True,
         pad_token_id=tokenizer.pad_token_id,
     )
+    fit_embedding(model, tokenizer)
     _check_adapter_head(folder, model.config)
     merged = PeftModel.from_pretrained(model.network, str(folder)).merge_and_unload()
     setattr(merged.config, SETTINGS_KEY, {**read_settings(merged.config), **settings})

@@ -71,9 +71,11 @@ def load_reward_model(
         ValueError: no head where one is needed, a head of another shape, all-zero or not finite, other missing weights.
     """
     path = str(path)
-    if (Path(path) / "adapter_config.json").is_file():
+    if is_adapter(path):
         from openrlhf.models.lora import load_merged  # the adapter names its base; a cycle only at call time
 
+        if new_head or with_aux_loss or quantization_config is not None or value_head is not None:
+            raise ValueError(f"{path} is a LoRA adapter, which is loaded as it is; merge it with lora_combiner first")
         return load_merged(path, dtype=dtype, attn_implementation=attn_implementation)
 
     config = AutoConfig.from_pretrained(path)
@@ -86,7 +88,7 @@ def load_reward_model(
     kind = value_head or recorded.get("value_head", "linear")
     if kind not in VALUE_HEADS:
         raise ValueError(f"value head of {path}: expected one of {list(VALUE_HEADS)}, got {kind!r}")
-    if is_reward_checkpoint and config.num_labels != 1:
+    if is_reward_checkpoint and config.num_labels != 1 and not new_head:
         raise ValueError(
             f"{path} has {config.num_labels} labels; a reward model has exactly 1 (num_labels in config.json)"
         )
@@ -96,7 +98,7 @@ def load_reward_model(
             "drop the flag, or pass --reset_value_head for a new head"
         )
     config.num_labels = 1
-    if pad_token_id is not None:
+    if pad_token_id is not None and pad_token_id < config.get_text_config().vocab_size:
         config.pad_token_id = pad_token_id
         config.get_text_config().pad_token_id = pad_token_id
     disable_dropout(config)
@@ -145,9 +147,16 @@ def load_reward_model(
     return RewardModel(network, with_aux_loss)
 
 
+def is_adapter(path: str | Path) -> bool:
+    """True for a folder with a LoRA adapter."""
+    return (Path(path) / "adapter_config.json").is_file()
+
+
 def _read_head(path: str) -> dict[str, Tensor]:
     from safetensors import safe_open
 
+    if not Path(path).is_dir():
+        raise ValueError(f"{path} has a two-layer head, which is read from a local folder only; download it first")
     head = {}
     for file in sorted(Path(path).glob("*.safetensors")):
         with safe_open(str(file), "pt") as tensors:
@@ -169,6 +178,8 @@ def load_tokenizer(path: str | Path, pad_token: str | None = None):
         raise ValueError(f"tokenizer of {path} has no EOS token; set eos_token in its tokenizer_config.json")
     if pad_token is not None and pad_token == tokenizer.eos_token:
         raise ValueError(f"the pad token must differ from EOS {tokenizer.eos_token!r}: scores would be read before EOS")
+    if pad_token in tokenizer.get_vocab() and tokenizer.get_vocab()[pad_token] not in tokenizer.added_tokens_decoder:
+        raise ValueError(f"the pad token {pad_token!r} is an ordinary word of the vocabulary; choose a special token")
     if pad_token is not None:
         tokenizer.add_special_tokens({"pad_token": pad_token})
     elif tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
@@ -210,16 +221,27 @@ def checkpoint_fingerprint(path: str | Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def export_config(folder: Path) -> None:
-    """Add the older spellings of dtype and rope base to a saved config.json, so that transformers 4 reads it right."""
+def finish_export(folder: Path, dtype: torch.dtype) -> None:
+    """Make a saved folder say what it holds, also to transformers 4.
+
+    The dtype of the stored weights (transformers writes that of the live ones), the older spellings of dtype and rope
+    base, and a tokenizer class that older versions know.
+    """
     file = folder / "config.json"
     config = json.loads(file.read_text())
     rope = config.get("rope_parameters") or {}
     if "rope_theta" in rope:
         config.setdefault("rope_theta", rope["rope_theta"])
-    if "dtype" in config:
-        config.setdefault("torch_dtype", config["dtype"])
+    config["dtype"] = config["torch_dtype"] = str(dtype).removeprefix("torch.")
     file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    file = folder / "tokenizer_config.json"
+    tokenizer = json.loads(file.read_text())
+    if tokenizer.get("tokenizer_class") == "TokenizersBackend":
+        tokenizer["tokenizer_class"] = "PreTrainedTokenizerFast"
+        file.write_text(json.dumps(tokenizer, indent=2) + "\n")
+    mode = file.stat().st_mode
+    for weights in folder.glob("*.safetensors"):
+        weights.chmod(mode)  # safetensors writes them readable by the owner alone
 
 
 def save_reward_model(
@@ -250,12 +272,9 @@ def save_reward_model(
     config = network.config
     previous = getattr(config, SETTINGS_KEY, None)
     setattr(config, SETTINGS_KEY, {**read_settings(config), **(settings or {})})
-    config.num_labels, config.dtype = 1, stored
+    config.num_labels = 1
     with quiet_loading():
         network.save_pretrained(folder, state_dict=state)
     setattr(config, SETTINGS_KEY, previous)
-    export_config(folder)
     tokenizer.save_pretrained(folder)
-    mode = (folder / "config.json").stat().st_mode
-    for file in folder.glob("*.safetensors"):
-        file.chmod(mode)  # safetensors writes them readable by the owner alone
+    finish_export(folder, stored)

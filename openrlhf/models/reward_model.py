@@ -32,8 +32,24 @@ class RewardOutput:
     aux_loss: Tensor | None = None  # () load-balancing loss of a mixture-of-experts model, when asked for
 
 
+class LinearHead(nn.Linear):
+    """Value head H -> 1 without bias, in float32 whatever dtype the backbone computes in.
+
+    A bfloat16 product would round rewards before they are compared: small margins would become ties.
+    """
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__(linear.in_features, 1, bias=False, device="meta")
+        self.weight = linear.weight
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """(..., H) -> (..., 1) float32."""
+        with torch.autocast(hidden_states.device.type, enabled=False):
+            return F.linear(hidden_states.float(), self.weight.float())
+
+
 class MLPHead(nn.Module):
-    """Two-layer value head: linear H -> H, GELU, linear H -> 1.
+    """Two-layer value head: linear H -> H, GELU, linear H -> 1, in float32 as :class:`LinearHead`.
 
     Its first layer is called ``weight`` on purpose: another library that expects ``score.weight`` of shape [1, H]
     then refuses the checkpoint with a size mismatch instead of scoring with a random head.
@@ -43,11 +59,13 @@ class MLPHead(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(hidden_size, hidden_size))
         self.bias = nn.Parameter(torch.zeros(hidden_size))
-        self.out = nn.Linear(hidden_size, 1, bias=False)
+        self.out = LinearHead(nn.Linear(hidden_size, 1, bias=False))
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        """(..., H) -> (..., 1)."""
-        return self.out(F.gelu(F.linear(hidden_states, self.weight, self.bias)))
+        """(..., H) -> (..., 1) float32."""
+        with torch.autocast(hidden_states.device.type, enabled=False):
+            hidden = F.gelu(F.linear(hidden_states.float(), self.weight.float(), self.bias.float()))
+            return self.out(hidden)
 
 
 class RewardModel(nn.Module):
@@ -60,6 +78,8 @@ class RewardModel(nn.Module):
 
     def __init__(self, network: nn.Module, with_aux_loss: bool = False) -> None:
         super().__init__()
+        if type(network.score) is nn.Linear:
+            network.score = LinearHead(network.score)
         self.network = network
         self.with_aux_loss = with_aux_loss
 

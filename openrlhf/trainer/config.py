@@ -11,6 +11,11 @@ from openrlhf.models.goal_contrastive import CONTRASTIVE_STRATEGIES, REDUCTIONS
 from openrlhf.models.losses import PAIR_LOSSES
 from openrlhf.models.reward_model import VALUE_HEADS
 
+SCHEDULERS = frozenset(  # schedules of transformers that need nothing but the number of steps
+    "linear cosine cosine_with_restarts polynomial constant constant_with_warmup inverse_sqrt "
+    "cosine_with_min_lr".split()
+)
+
 
 def flag(default: Any, help: str, *aliases: str) -> Any:
     """A field with its description and further spellings of its flag (dotted OpenRLHF names)."""
@@ -214,13 +219,24 @@ def validate(config: TrainConfig) -> None:
     ):
         if getattr(config, name) < 1:
             raise ValueError(f"--{name} must be at least 1, got {getattr(config, name)}")
-    if config.learning_rate <= 0 or config.max_norm < 0 or config.l2 < 0:
+    if not config.save_path.strip():
+        raise ValueError("--save_path is empty; name a folder")
+    if config.bf16 and config.param_dtype == "fp32":
+        raise ValueError("--bf16 and --param_dtype fp32 disagree; drop one")
+    for name in ("seed", "lora_rank"):
+        if getattr(config, name) < 0:
+            raise ValueError(f"--{name} must be at least 0, got {getattr(config, name)}")
+    if config.zpg < 1 or (config.num_proc is not None and config.num_proc < 1):
+        raise ValueError("--zpg and --num_proc must be at least 1")
+    if config.lr_scheduler not in SCHEDULERS:
+        raise ValueError(f"--lr_scheduler: expected one of {sorted(SCHEDULERS)}, got {config.lr_scheduler!r}")
+    if not (0 < config.learning_rate < 100 and config.max_norm >= 0 and config.l2 >= 0):
         raise ValueError("--learning_rate must be above 0, --max_norm and --l2 at least 0")
-    for name in ("eval_fraction", "lr_warmup_ratio", "min_lr_ratio"):
+    for name in ("eval_fraction", "lr_warmup_ratio", "min_lr_ratio", "lora_dropout"):
         if not 0 <= getattr(config, name) < 1:
             raise ValueError(f"--{name} is a share in [0, 1), got {getattr(config, name)}")
-    if len(config.adam_betas) != 2:
-        raise ValueError(f"--adam_betas takes two numbers, got {config.adam_betas}")
+    if len(config.adam_betas) != 2 or not all(0 <= beta < 1 for beta in config.adam_betas):
+        raise ValueError(f"--adam_betas takes two numbers in [0, 1), got {config.adam_betas}")
     if config.zero_stage not in (None, 0, 1, 2, 3):
         raise ValueError(f"--zero_stage is 0, 1, 2 or 3, got {config.zero_stage}")
     if config.max_samples is not None and config.max_samples < 1:

@@ -28,6 +28,7 @@ from openrlhf.trainer.engine import (
     parameter_groups,
     random_state,
     restore_random_state,
+    under_launcher,
 )
 
 STATE_TAG = "state"
@@ -36,8 +37,8 @@ STATE_TAG = "state"
 def _fill_environment() -> None:
     """Names torch.distributed expects, from Slurm's or for a program started without a launcher."""
     env = os.environ
-    if "RANK" not in env and int(env.get("SLURM_NTASKS", "1")) > 1:
-        env["RANK"], env["WORLD_SIZE"] = env["SLURM_PROCID"], env["SLURM_NTASKS"]
+    if "RANK" not in env and under_launcher():
+        env["RANK"], env["WORLD_SIZE"] = env["SLURM_PROCID"], env["SLURM_STEP_NUM_TASKS"]
         env["LOCAL_RANK"] = env["SLURM_LOCALID"]
         if "MASTER_ADDR" not in env:
             raise ValueError("under Slurm, export MASTER_ADDR (the first node) and MASTER_PORT before srun")
@@ -180,7 +181,7 @@ class DeepSpeedEngine:
         self.model.step()
         self.micro_step = 0
         norm = self.model.get_global_grad_norm()
-        return StepResult(float(norm) if norm is not None else float("nan"), learning_rate)
+        return StepResult(None if norm is None else float(norm), learning_rate)
 
     def sum(self, values: Tensor) -> Tensor:
         values = values.clone()

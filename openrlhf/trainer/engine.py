@@ -36,7 +36,7 @@ class OptimizerSettings:
 class StepResult:
     """Of one optimizer step."""
 
-    grad_norm: float  # before clipping
+    grad_norm: float | None  # before clipping; None where the engine does not tell
     learning_rate: float  # used by this step
 
 
@@ -203,7 +203,10 @@ class LocalEngine:
 
     def load_state(self, folder: Path) -> None:
         if not (folder / STATE_FILE).is_file():
-            raise ValueError(f"{folder} was not saved by a one-process run; resume it with the launcher that wrote it")
+            raise ValueError(
+                f"{folder} holds no state of a one-process run: resume it with the launcher that wrote it; a folder "
+                "made with --disable_ds_ckpt cannot be resumed"
+            )
         state = torch.load(folder / STATE_FILE, map_location="cpu", weights_only=True)
         trainable = {name for name, p in self.model.named_parameters() if p.requires_grad}
         if trainable != set(state["model"]):
@@ -226,7 +229,9 @@ class LocalEngine:
 def under_launcher(environment: dict[str, str] | None = None) -> bool:
     """True when deepspeed, torchrun or Slurm started this process as one of a group."""
     env = os.environ if environment is None else environment
-    return {"RANK", "WORLD_SIZE"} <= set(env) or int(env.get("SLURM_NTASKS", "1")) > 1
+    # Set by srun in every task; SLURM_NTASKS is also there in an allocation's shell, where nothing was launched.
+    by_srun = "SLURM_PROCID" in env and int(env.get("SLURM_STEP_NUM_TASKS", "1")) > 1
+    return {"RANK", "WORLD_SIZE"} <= set(env) or by_srun
 
 
 def make_engine(

@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 class Trainer(Protocol):
     """What the loop needs of a trainer."""
 
-    def train_step(self, step: int) -> tuple[Tensor, float, float]:
+    def train_step(self, step: int) -> tuple[Tensor, float | None, float]:
         """Update ``step``: metric sums of this process, gradient norm, learning rate."""
 
     def summarise(self, sums: Tensor) -> dict[str, float]:
@@ -66,6 +66,7 @@ class Progress:
     step: int = 0  # optimizer steps done
     best_loss: float = math.inf
     last_eval: dict[str, float] | None = None
+    sums: list[float] | None = None  # metric sums over processes since the last logged step
 
 
 def find_resume(engine: Engine, settings: LoopSettings) -> tuple[Path | None, Progress]:
@@ -87,7 +88,12 @@ def find_resume(engine: Engine, settings: LoopSettings) -> tuple[Path | None, Pr
     if changed:
         told = ", ".join(f"{name}: {old!r} then, {new!r} now" for name, (old, new) in changed.items())
         raise ValueError(f"{folder} is of another run ({told}); repeat its settings, or choose another --ckpt_path")
-    return folder, Progress(info["step"], info["best_loss"] or math.inf, info.get("last_eval"))
+    return folder, Progress(
+        step=info["step"],
+        best_loss=math.inf if info["best_loss"] is None else info["best_loss"],
+        last_eval=info["last_eval"],
+        sums=info["sums"],
+    )
 
 
 def save_checkpoint(engine: Engine, settings: LoopSettings, progress: Progress) -> None:
@@ -105,6 +111,7 @@ def save_checkpoint(engine: Engine, settings: LoopSettings, progress: Progress) 
                 "step": progress.step,
                 "best_loss": None if math.isinf(progress.best_loss) else progress.best_loss,
                 "last_eval": progress.last_eval,
+                "sums": progress.sums,
                 "identity": settings.identity,
             }
             publish_folder(temporary, target, complete=info)
@@ -124,13 +131,15 @@ def run_training(
     Returns:
         Progress at the end, with the last evaluation.
     Raises:
-        RuntimeError: the loss is no longer finite.
+        RuntimeError: the gradient, the loss or the evaluation loss is no longer finite; nothing is saved then.
     """
     sums: Tensor | None = None
-    best_is_saved = settings.keep_best is not None
+    if progress.sums is not None and engine.is_main:
+        sums = torch.tensor(progress.sums, device=engine.device)
     bar = log.progress(plan.total_steps, progress.step, "train")
     for step in range(progress.step, plan.total_steps):
         step_sums, grad_norm, learning_rate = trainer.train_step(step)
+        _check_finite("gradient norm", grad_norm, step + 1)
         sums = step_sums if sums is None else sums + step_sums
         epochs_before = plan.epochs_done(step)
         progress.step = step + 1
@@ -140,11 +149,7 @@ def run_training(
         if progress.step % settings.logging_steps == 0 or last:
             metrics = trainer.summarise(engine.sum(sums))
             sums = None
-            if not math.isfinite(metrics["loss"]):
-                raise RuntimeError(
-                    f"the loss is {metrics['loss']} at step {progress.step}; lower --learning_rate, check "
-                    "--max_norm, or go on from the last checkpoint with --load_checkpoint"
-                )
+            _check_finite("loss", metrics["loss"], progress.step)
             epoch = progress.step * plan.batch_size / plan.examples
             log.log(
                 progress.step,
@@ -156,16 +161,26 @@ def run_training(
         if last or ends_epoch or (settings.eval_steps > 0 and progress.step % settings.eval_steps == 0):
             figures = trainer.evaluate()
             if figures:
+                _check_finite("evaluation loss", figures["loss"], progress.step)
                 log.log(progress.step, figures, prefix="eval")
                 progress.last_eval = figures
                 if figures["loss"] < progress.best_loss:
                     progress.best_loss = figures["loss"]
-                    if best_is_saved:
+                    if settings.keep_best is not None:
                         settings.keep_best(figures)
         if settings.save_steps > 0 and progress.step % settings.save_steps == 0 and not last:
+            progress.sums = None if sums is None else engine.sum(sums).tolist()
             save_checkpoint(engine, settings, progress)
     bar.close()
     return progress
+
+
+def _check_finite(name: str, value: float | None, step: int) -> None:
+    if value is not None and not math.isfinite(value):
+        raise RuntimeError(
+            f"the {name} is {value} at step {step}: the run has diverged and is stopped before anything is saved; "
+            "start again with a lower --learning_rate, or look for broken rows in the data"
+        )
 
 
 def gather_rows(engine: Engine, rows: list[Tensor]) -> Tensor:

@@ -78,7 +78,7 @@ class RewardTrainer:
         self.pair_loss, self.contrastive, self.eval_data = pair_loss, contrastive, eval_data
         self.use_margin, self.aux_loss_coef, self.center_coef = use_margin, aux_loss_coef, center_coef
 
-    def train_step(self, step: int) -> tuple[Tensor, float, float]:
+    def train_step(self, step: int) -> tuple[Tensor, float | None, float]:
         """Update ``step``: forward, loss, backward over the micro-batches, then one optimizer step.
 
         Returns:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import fcntl
 import itertools
 import json
 import os
@@ -178,6 +179,38 @@ def ensure_writable(path: str | Path, *, inside: bool = False) -> None:
                 _probe(folder)
     except OSError as error:
         raise ValueError(f"cannot save to {target}: {error}; choose a writable path") from error
+
+
+@contextlib.contextmanager
+def hold_lock(path: str | Path, active: bool = True) -> Iterator[None]:
+    """Keep other processes of this project from writing to `path` while the block runs; ends with the process.
+
+    Args:
+        active: False does nothing (processes other than the main one).
+    Raises:
+        ValueError: a living process holds it.
+    """
+    if not active:
+        yield
+        return
+    target = Path(os.path.realpath(path))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    lock = target.parent / f".{target.name}.lock"
+    with open(lock, "a+", encoding="utf-8") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            handle.seek(0)
+            raise ValueError(
+                f"another run ({handle.read().strip() or 'unknown'}) writes to {path}; wait, or choose another folder"
+            ) from error
+        handle.truncate(0)
+        handle.write(f"process {os.getpid()} on {_HOST}\n")
+        handle.flush()
+        try:
+            yield
+        finally:
+            lock.unlink(missing_ok=True)
 
 
 def require_free_space(path: str | Path, required: int) -> None:

@@ -100,7 +100,8 @@ def test_launchers_are_recognised():
     assert not under_launcher({})
     assert not under_launcher({"SLURM_NTASKS": "1"})
     assert under_launcher({"RANK": "0", "WORLD_SIZE": "1"})
-    assert under_launcher({"SLURM_NTASKS": "8"})
+    assert not under_launcher({"SLURM_NTASKS": "8"})  # the shell of an allocation: nothing was launched
+    assert under_launcher({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "8"})
 
 
 def test_local_engine_clips_and_schedules():

@@ -7,11 +7,11 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from openrlhf.cli import lora_combiner, train_rm, train_sft
-from openrlhf.models.pretrained import load_reward_model
+from openrlhf.models.pretrained import load_reward_model, load_tokenizer
 from openrlhf.models.reward_model import read_settings
 from openrlhf.utils.storage import download_dir
 from tests.runs import arguments, curve, largest_difference, train, weights, write_pairs
-from tests.tiny import save_tiny_causal_lm, tiny_tokenizer
+from tests.tiny import save_tiny_causal_lm, tiny_reward_model, tiny_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -276,6 +276,128 @@ def test_a_full_disk_is_refused_before_training(start, pairs, tmp_path, monkeypa
     with pytest.raises(ValueError, match="not enough room"):
         train(start, pairs, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_an_adapter_is_no_start(start, pairs, tmp_path):
+    train(start, pairs, tmp_path / "lora", lora_rank=4, max_epochs=1)
+    with pytest.raises(ValueError, match="merge it with lora_combiner"):
+        train(tmp_path / "lora", pairs, tmp_path / "again", lora_rank=4)
+    with pytest.raises(ValueError, match="merge it with lora_combiner"):
+        load_reward_model(tmp_path / "lora", value_head="linear")
+
+
+def test_a_new_pad_token_trains_and_scores(start, pairs, tmp_path):
+    for out, lora in ((tmp_path / "full", None), (tmp_path / "lora", 4)):
+        train(start, pairs, out, max_epochs=1, pad_token="<new>", lora_rank=lora)
+        model, tokenizer = load_reward_model(out).eval(), load_tokenizer(out)
+        assert model.config.pad_token_id == tokenizer.pad_token_id == 320
+        batch = tokenizer(["good", "what is the answer"], padding=True, return_tensors="pt")
+        with torch.no_grad():
+            alone = model(torch.tensor([tokenizer("good").input_ids]), torch.ones(1, 1)).reward
+            assert (model(batch.input_ids, batch.attention_mask).reward[0] - alone).abs() < 1e-5
+
+
+def test_an_ordinary_word_is_no_pad_token(start, pairs, tmp_path):
+    with pytest.raises(ValueError, match="ordinary word"):
+        train(start, pairs, tmp_path / "out", pad_token="a")
+
+
+def test_folders_of_others_are_not_replaced(start, pairs, tmp_path):
+    results = tmp_path / "results"
+    results.mkdir()
+    (results / "answers.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"answers\.json and no manifest"):
+        train(start, pairs, results)
+    other = save_tiny_causal_lm(tmp_path / "other")
+    with pytest.raises(ValueError, match="no manifest"):
+        train(start, pairs, other)
+    train(start, pairs, tmp_path / "mine", max_epochs=1)
+    (tmp_path / "mine" / "notes.txt").write_text("keep")
+    with pytest.raises(ValueError, match=r"notes\.txt"):
+        train(start, pairs, tmp_path / "mine", max_epochs=1)
+    (tmp_path / "mine" / "notes.txt").unlink()
+    train(start, pairs, tmp_path / "mine", max_epochs=1, seed=2)  # our own earlier result may be replaced
+
+
+def test_evaluation_on_the_training_rows_is_refused(start, pairs, tmp_path):
+    for flags in ({"eval_split": "validation"}, {"eval_dataset": pairs}):
+        with pytest.raises(ValueError, match="evaluation rows are the training rows"):
+            train(start, pairs, tmp_path / "out", **flags)
+
+
+def test_old_checkpoints_are_not_mixed_with_a_new_run(start, pairs, tmp_path):
+    train(start, pairs, tmp_path / "out", save_steps=2, max_epochs=1)
+    with pytest.raises(ValueError, match="checkpoints of an earlier run"):
+        train(start, pairs, tmp_path / "out", save_steps=2, max_epochs=1, learning_rate=0.02)
+
+
+def test_a_diverged_run_stops_before_anything_is_saved(start, pairs, tmp_path, monkeypatch):
+    real_step = train_rm.RewardTrainer.train_step
+
+    def poisoned(self, step):
+        if step == 3:
+            with torch.no_grad():
+                self.engine.model.network.score.weight.fill_(float("nan"))
+        return real_step(self, step)
+
+    monkeypatch.setattr(train_rm.RewardTrainer, "train_step", poisoned)
+    with pytest.raises(RuntimeError, match="nan at step 4"):
+        train(start, pairs, tmp_path / "out", save_steps=1, logging_steps=5)
+    newest = sorted(p.name for p in (tmp_path / "out-checkpoints").iterdir())[-1]
+    assert newest == "step-00000003" and not (tmp_path / "out" / "model.safetensors").exists()
+
+
+def test_bf16_checkpoint_says_so(start, pairs, tmp_path):
+    train(start, pairs, tmp_path / "out", max_epochs=1, bf16=True)
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["dtype"] == config["torch_dtype"] == "bfloat16"
+    assert weights(tmp_path / "out")["score.weight"].dtype == torch.bfloat16
+    assert next(load_reward_model(tmp_path / "out", dtype=None).parameters()).dtype == torch.bfloat16
+
+
+def test_rewards_are_not_rounded_under_bf16():
+    model = tiny_reward_model()
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        rewards = model(torch.randint(3, 300, (64, 4)), torch.ones(64, 4)).reward
+    assert rewards.dtype == torch.float32
+    assert not torch.equal(rewards, rewards.bfloat16().float())  # finer than bfloat16
+
+
+def test_wandb_key_is_in_no_file(start, pairs, tmp_path, monkeypatch):
+    key = "0123456789abcdef0123456789abcdef01234567"
+    monkeypatch.setattr("openrlhf.utils.run_log._start_wandb", lambda *a, **k: None)
+    train(start, pairs, tmp_path / "out", max_epochs=1, use_wandb=key)
+    for file in (tmp_path / "out").iterdir():
+        assert key.encode() not in file.read_bytes(), file
+
+
+def test_rows_beyond_a_position_table_are_refused(tmp_path):
+    model = save_tiny_causal_lm(tmp_path / "gpt2", "gpt2")
+    rows = [{"question": "q", "correct": "good " * (150 + i), "incorrect": "bad " * 150} for i in range(16)]
+    (tmp_path / "long.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(ValueError, match="128 positions: pass --max_len 128"):
+        train(model, tmp_path / "long.jsonl", tmp_path / "out")
+
+
+def test_two_runs_into_one_folder_are_refused(start, pairs, tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        train_rm.RewardTrainer, "evaluate", lambda self: train(start, pairs, tmp_path / "out", max_epochs=1)
+    )
+    with pytest.raises(ValueError, match="another run"):
+        train(start, pairs, tmp_path / "out", max_epochs=1)
+
+
+def test_resume_between_logged_steps_keeps_the_mean(start, pairs, tmp_path, monkeypatch):
+    train(start, pairs, tmp_path / "whole", logging_steps=5)
+    real_step = train_rm.RewardTrainer.train_step
+    monkeypatch.setattr(
+        train_rm.RewardTrainer, "train_step", lambda self, step: real_step(self, step) if step < 7 else 1 / 0
+    )
+    with pytest.raises(ZeroDivisionError):
+        train(start, pairs, tmp_path / "broken", logging_steps=5, save_steps=1)
+    monkeypatch.undo()
+    train(start, pairs, tmp_path / "broken", logging_steps=5, save_steps=1, load_checkpoint=True)
+    assert curve(tmp_path / "broken")[10]["loss"] == curve(tmp_path / "whole")[10]["loss"]
 
 
 def test_sft_learns_answers_only_and_resumes(start, tmp_path):

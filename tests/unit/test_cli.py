@@ -1,6 +1,7 @@
 """Flags: spellings, files, nearest names; and mistakes that must stop a run before anything is loaded."""
 
 import dataclasses
+import json
 
 import pytest
 
@@ -107,6 +108,17 @@ def test_yaml_file_sets_defaults_and_flags_override_it(tmp_path):
     assert config.adam_betas == [0.8, 0.9]
 
 
+def test_the_printed_configuration_is_a_valid_yaml_file(tmp_path):
+    """Nulls and switches that are off mean the default."""
+    config = parse_config(TrainRMConfig, [*NEEDED, "--bf16", "--seed", "3"])
+    file = tmp_path / "printed.yaml"
+    file.write_text(json.dumps(dataclasses.asdict(config)))
+    assert parse_config(TrainRMConfig, ["--config", str(file)]) == config
+    file.write_text("use_tensorboard: false\nbf16: false\n")
+    read = parse_config(TrainRMConfig, [*NEEDED, "--config", str(file)])
+    assert read.use_tensorboard is None and read.bf16 is False
+
+
 @pytest.mark.parametrize("text", ["train_batch: 3\n", "- a\n", "seed: x\n", "seed: ["])
 def test_mistakes_in_a_yaml_file_end_with_code_2(text, tmp_path, capsys):
     file = tmp_path / "run.yaml"
@@ -147,6 +159,13 @@ def test_every_flag_has_a_description():
         ({"flash_attn": True, "attn_implementation": "eager"}, "disagree"),
         ({"max_len": 2}, "at least 3"),
         ({"save_best": True, "eval_fraction": 0.0}, "evaluation data"),
+        ({"lora_rank": -1}, "lora_rank"),
+        ({"seed": -5}, "seed"),
+        ({"learning_rate": float("nan")}, "above 0"),
+        ({"lr_scheduler": "reduce_lr_on_plateau"}, "cosine"),
+        ({"adam_betas": [0.9, 1.5]}, r"\[0, 1\)"),
+        ({"bf16": True, "param_dtype": "fp32"}, "disagree"),
+        ({"save_path": ""}, "save_path"),
         ({"disable_ds_ckpt": True, "load_checkpoint": True}, "drop one"),
     ],
 )
@@ -241,7 +260,10 @@ def test_nothing_of_the_user_is_replaced(start, tmp_path, capsys):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.md").write_text("keep me")
     assert run_main(*words, "--save_path", str(tmp_path / "mine")) == 1
-    assert "notes.md" in capsys.readouterr().err and (tmp_path / "mine" / "notes.md").read_text() == "keep me"
+    assert (
+        "notes.md and no manifest.json" in capsys.readouterr().err
+        and (tmp_path / "mine" / "notes.md").read_text() == "keep me"
+    )
     assert run_main(*words, "--save_path", start) == 1
     assert "which this run reads" in capsys.readouterr().err
     assert run_main(*words, "--save_path", str(tmp_path)) == 1  # the data lies in it
