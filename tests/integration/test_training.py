@@ -373,7 +373,7 @@ def test_wandb_key_is_in_no_file(start, pairs, tmp_path, monkeypatch):
 
 def test_rows_beyond_a_position_table_are_refused(tmp_path):
     model = save_tiny_causal_lm(tmp_path / "gpt2", "gpt2")
-    rows = [{"question": "q", "correct": "good " * (150 + i), "incorrect": "bad " * 150} for i in range(16)]
+    rows = [{"question": f"q {i}", "correct": "good " * (150 + i), "incorrect": "bad " * 150} for i in range(16)]
     (tmp_path / "long.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(ValueError, match="128 positions: pass --max_len 128"):
         train(model, tmp_path / "long.jsonl", tmp_path / "out")
@@ -390,10 +390,14 @@ def test_two_runs_into_one_folder_are_refused(start, pairs, tmp_path, monkeypatc
 def test_resume_between_logged_steps_keeps_the_mean(start, pairs, tmp_path, monkeypatch):
     train(start, pairs, tmp_path / "whole", logging_steps=5)
     real_step = train_rm.RewardTrainer.train_step
-    monkeypatch.setattr(
-        train_rm.RewardTrainer, "train_step", lambda self, step: real_step(self, step) if step < 7 else 1 / 0
-    )
-    with pytest.raises(ZeroDivisionError):
+
+    def stop_at_7(self, step):
+        if step == 7:
+            raise Stop
+        return real_step(self, step)
+
+    monkeypatch.setattr(train_rm.RewardTrainer, "train_step", stop_at_7)
+    with pytest.raises(Stop):
         train(start, pairs, tmp_path / "broken", logging_steps=5, save_steps=1)
     monkeypatch.undo()
     train(start, pairs, tmp_path / "broken", logging_steps=5, save_steps=1, load_checkpoint=True)
