@@ -3,7 +3,7 @@
 #
 #   run_scripts/build_pocket_policy.sh [flags of openrlhf.cli.train_sft, which override those below]
 #
-# About 15 to 20 minutes on 2 idle cores. OUTPUT names another folder than examples/pocket.
+# About 20 minutes on 2 cores. OUTPUT names another folder than examples/pocket.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)

@@ -21,7 +21,7 @@ launch() {
         MASTER_ADDR=${MASTER_ADDR:-$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)}
         MASTER_PORT=${MASTER_PORT:-29500}
         export MASTER_ADDR MASTER_PORT
-        srun python "$@"
+        srun --kill-on-bad-exit=1 python "$@"
     else
         deepspeed "$@"
     fi

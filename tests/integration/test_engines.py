@@ -89,7 +89,8 @@ def test_two_processes_resume_exactly_and_refuse_another_number(start, pairs, tm
 
 @pytest.mark.slow
 def test_an_error_ends_all_processes_with_one_line(start, tmp_path):
-    (tmp_path / "bad.jsonl").write_text('{"accepted": "a", "rejected": "b"}\n' * 20)
+    rows = "".join(f'{{"accepted": "a {i}", "rejected": "b"}}\n' for i in range(20))
+    (tmp_path / "bad.jsonl").write_text(rows)
     code, output = launch(arguments(start, tmp_path / "bad.jsonl", tmp_path / "out", zero_stage=2))
     assert code != 0
     assert "accepted" in output
