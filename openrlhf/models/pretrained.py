@@ -79,23 +79,12 @@ def load_reward_model(
         return load_merged(path, dtype=dtype, attn_implementation=attn_implementation)
 
     config = AutoConfig.from_pretrained(path)
-    if count_experts(config.get_text_config()) is None and with_aux_loss:
-        raise ValueError(
-            f"--aux_loss_coef needs a mixture-of-experts model; {path} ({config.model_type}) has no experts"
-        )
     recorded = read_settings(config)
     is_reward_checkpoint = any("ForSequenceClassification" in name for name in config.architectures or [])
-    kind = value_head or recorded.get("value_head", "linear")
-    if kind not in VALUE_HEADS:
-        raise ValueError(f"value head of {path}: expected one of {list(VALUE_HEADS)}, got {kind!r}")
-    if is_reward_checkpoint and config.num_labels != 1 and not new_head:
+    kind = _head_kind(path, config, value_head, new_head, is_reward_checkpoint)
+    if with_aux_loss and count_experts(config.get_text_config()) is None:
         raise ValueError(
-            f"{path} has {config.num_labels} labels; a reward model has exactly 1 (num_labels in config.json)"
-        )
-    if is_reward_checkpoint and not new_head and kind != recorded.get("value_head", "linear"):
-        raise ValueError(
-            f"{path} was saved with a {recorded.get('value_head', 'linear')} head, got --value_head_strategy {kind}; "
-            "drop the flag, or pass --reset_value_head for a new head"
+            f"--aux_loss_coef needs a mixture-of-experts model; {path} ({config.model_type}) has no experts"
         )
     config.num_labels = 1
     if pad_token_id is not None and pad_token_id < config.get_text_config().vocab_size:
@@ -113,38 +102,54 @@ def load_reward_model(
             output_loading_info=True,
             ignore_mismatched_sizes=kind == "mlp" or new_head,
         )
-    if not isinstance(getattr(network, "score", None), nn.Linear):
-        raise ValueError(f"{path}: {type(network).__name__} has no head called 'score'; use a causal (decoder) model")
-    missing = {name for name in info["missing_keys"] if not name.startswith("score.")}
-    mismatched = {str(key[0]) if isinstance(key, tuple) else str(key) for key in info["mismatched_keys"]} - {
-        "score.weight"
-    }
-    if missing or mismatched:
-        raise ValueError(
-            f"{path}: missing weights {sorted(missing)[:5]}, weights of another shape {sorted(mismatched)[:5]}"
-        )
+    _check_loaded(path, network, info)
     has_head = "score.weight" not in info["missing_keys"]
     if not has_head and (is_reward_checkpoint or not allow_missing_head):
         raise ValueError(
             f"{path}: the value head 'score.weight' is missing; this is not a trained reward model. "
             "Point to a folder saved by train_rm, or train one first"
         )
-    start_new = new_head or not has_head
     hidden_size = config.get_text_config().hidden_size
     if kind == "mlp":
         reference = network.score.weight
         network.score = MLPHead(hidden_size).to(device=reference.device, dtype=reference.dtype)
-    if start_new:
-        with gathered(list(network.score.parameters())):
-            initialise_head(network.score, hidden_size, seed)
-    else:
-        if kind == "mlp":
+        if has_head and not new_head:
             network.score.load_state_dict(_read_head(path))
-        with gathered(list(network.score.parameters())):
-            check_head({f"score.{k}": v for k, v in network.score.state_dict().items()}, hidden_size, kind, path)
-    settings = {**recorded, "value_head": kind}
-    setattr(network.config, SETTINGS_KEY, settings)
+    with gathered(list(network.score.parameters())):
+        if new_head or not has_head:
+            initialise_head(network.score, hidden_size, seed)
+        check_head({f"score.{k}": v for k, v in network.score.state_dict().items()}, hidden_size, kind, path)
+    setattr(network.config, SETTINGS_KEY, {**recorded, "value_head": kind})
     return RewardModel(network, with_aux_loss)
+
+
+def _head_kind(path: str, config: Any, value_head: str | None, new_head: bool, is_reward_checkpoint: bool) -> str:
+    """Kind of head to load or start; refuses one that contradicts the checkpoint."""
+    saved = read_settings(config).get("value_head", "linear")
+    kind = value_head or saved
+    if kind not in VALUE_HEADS:
+        raise ValueError(f"value head of {path}: expected one of {list(VALUE_HEADS)}, got {kind!r}")
+    if is_reward_checkpoint and not new_head and config.num_labels != 1:
+        raise ValueError(
+            f"{path} has {config.num_labels} labels; a reward model has exactly 1 (num_labels in config.json)"
+        )
+    if is_reward_checkpoint and not new_head and kind != saved:
+        raise ValueError(
+            f"{path} was saved with a {saved} head, got --value_head_strategy {kind}; "
+            "drop the flag, or pass --reset_value_head for a new head"
+        )
+    return kind
+
+
+def _check_loaded(path: str, network: nn.Module, info: dict[str, Any]) -> None:
+    """Refuse a network without a 'score' head or with weights, other than the head's, that were not in the files."""
+    if not isinstance(getattr(network, "score", None), nn.Linear):
+        raise ValueError(f"{path}: {type(network).__name__} has no head called 'score'; use a causal (decoder) model")
+    missing = sorted(name for name in info["missing_keys"] if not name.startswith("score."))
+    names = {str(key[0]) if isinstance(key, tuple) else str(key) for key in info["mismatched_keys"]}
+    mismatched = sorted(names - {"score.weight"})
+    if missing or mismatched:
+        raise ValueError(f"{path}: missing weights {missing[:5]}, weights of another shape {mismatched[:5]}")
 
 
 def is_adapter(path: str | Path) -> bool:

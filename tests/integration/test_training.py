@@ -126,12 +126,6 @@ def test_resume_equals_the_unbroken_run(start, pairs, tmp_path, monkeypatch):
     assert all(whole[step]["loss"] == resumed[step]["loss"] for step in whole)
 
 
-def test_resume_with_other_settings_is_refused(start, pairs, tmp_path):
-    train(start, pairs, tmp_path / "run", save_steps=2, max_epochs=1)
-    with pytest.raises(ValueError, match=r"learning_rate: 0\.01 then, 0\.02 now"):
-        train(start, pairs, tmp_path / "run", save_steps=2, max_epochs=1, load_checkpoint=True, learning_rate=0.02)
-
-
 def test_vanilla_run_logs_no_goal_term_and_mlp_head_survives(start, pairs, tmp_path):
     figures = train(
         start, pairs, tmp_path / "v", reward_model_strategy="vanilla", value_head_strategy="mlp", loss="logexp"
@@ -198,16 +192,6 @@ def test_lora_saves_its_head_and_merges_to_equal_scores(start, pairs, tmp_path):
     assert read_settings(merged.config)["strategy"] == "contrastive"
 
 
-def test_adapter_without_head_is_refused(start, pairs, tmp_path):
-    from safetensors.torch import load_file, save_file
-
-    train(start, pairs, tmp_path / "lora", lora_rank=4, max_epochs=1)
-    file = tmp_path / "lora" / "adapter_model.safetensors"
-    save_file({k: v for k, v in load_file(file).items() if "score" not in k}, file, metadata={"format": "pt"})
-    with pytest.raises(ValueError, match=r"score\.weight.*missing"):
-        load_reward_model(tmp_path / "lora")
-
-
 def test_offline_wandb_run(start, pairs, tmp_path):
     train(start, pairs, tmp_path / "w", max_epochs=1, use_wandb="offline")
     assert list((tmp_path / "w" / "wandb").glob("offline-run-*/run-*.wandb"))
@@ -268,24 +252,6 @@ def test_final_model_is_uploaded_and_loads_from_the_download(start, pairs, tmp_p
     assert not (tmp_path / "none").exists()  # refused before training
 
 
-def test_a_full_disk_is_refused_before_training(start, pairs, tmp_path, monkeypatch):
-    import shutil
-
-    usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr("shutil.disk_usage", lambda path: usage._replace(free=1000))
-    with pytest.raises(ValueError, match="not enough room"):
-        train(start, pairs, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
-def test_an_adapter_is_no_start(start, pairs, tmp_path):
-    train(start, pairs, tmp_path / "lora", lora_rank=4, max_epochs=1)
-    with pytest.raises(ValueError, match="merge it with lora_combiner"):
-        train(tmp_path / "lora", pairs, tmp_path / "again", lora_rank=4)
-    with pytest.raises(ValueError, match="merge it with lora_combiner"):
-        load_reward_model(tmp_path / "lora", value_head="linear")
-
-
 def test_a_new_pad_token_trains_and_scores(start, pairs, tmp_path):
     for out, lora in ((tmp_path / "full", None), (tmp_path / "lora", 4)):
         train(start, pairs, out, max_epochs=1, pad_token="<new>", lora_rank=lora)
@@ -295,56 +261,6 @@ def test_a_new_pad_token_trains_and_scores(start, pairs, tmp_path):
         with torch.no_grad():
             alone = model(torch.tensor([tokenizer("good").input_ids]), torch.ones(1, 1)).reward
             assert (model(batch.input_ids, batch.attention_mask).reward[0] - alone).abs() < 1e-5
-
-
-def test_an_ordinary_word_is_no_pad_token(start, pairs, tmp_path):
-    with pytest.raises(ValueError, match="ordinary word"):
-        train(start, pairs, tmp_path / "out", pad_token="a")
-
-
-def test_folders_of_others_are_not_replaced(start, pairs, tmp_path):
-    results = tmp_path / "results"
-    results.mkdir()
-    (results / "answers.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"answers\.json and no manifest"):
-        train(start, pairs, results)
-    other = save_tiny_causal_lm(tmp_path / "other")
-    with pytest.raises(ValueError, match="no manifest"):
-        train(start, pairs, other)
-    train(start, pairs, tmp_path / "mine", max_epochs=1)
-    (tmp_path / "mine" / "notes.txt").write_text("keep")
-    with pytest.raises(ValueError, match=r"notes\.txt"):
-        train(start, pairs, tmp_path / "mine", max_epochs=1)
-    (tmp_path / "mine" / "notes.txt").unlink()
-    train(start, pairs, tmp_path / "mine", max_epochs=1, seed=2)  # our own earlier result may be replaced
-
-
-def test_evaluation_on_the_training_rows_is_refused(start, pairs, tmp_path):
-    for flags in ({"eval_split": "validation"}, {"eval_dataset": pairs}):
-        with pytest.raises(ValueError, match="evaluation rows are the training rows"):
-            train(start, pairs, tmp_path / "out", **flags)
-
-
-def test_old_checkpoints_are_not_mixed_with_a_new_run(start, pairs, tmp_path):
-    train(start, pairs, tmp_path / "out", save_steps=2, max_epochs=1)
-    with pytest.raises(ValueError, match="checkpoints of an earlier run"):
-        train(start, pairs, tmp_path / "out", save_steps=2, max_epochs=1, learning_rate=0.02)
-
-
-def test_a_diverged_run_stops_before_anything_is_saved(start, pairs, tmp_path, monkeypatch):
-    real_step = train_rm.RewardTrainer.train_step
-
-    def poisoned(self, step):
-        if step == 3:
-            with torch.no_grad():
-                self.engine.model.network.score.weight.fill_(float("nan"))
-        return real_step(self, step)
-
-    monkeypatch.setattr(train_rm.RewardTrainer, "train_step", poisoned)
-    with pytest.raises(RuntimeError, match="nan at step 4"):
-        train(start, pairs, tmp_path / "out", save_steps=1, logging_steps=5)
-    newest = sorted(p.name for p in (tmp_path / "out-checkpoints").iterdir())[-1]
-    assert newest == "step-00000003" and not (tmp_path / "out" / "model.safetensors").exists()
 
 
 def test_bf16_checkpoint_says_so(start, pairs, tmp_path):
@@ -361,30 +277,6 @@ def test_rewards_are_not_rounded_under_bf16():
         rewards = model(torch.randint(3, 300, (64, 4)), torch.ones(64, 4)).reward
     assert rewards.dtype == torch.float32
     assert not torch.equal(rewards, rewards.bfloat16().float())  # finer than bfloat16
-
-
-def test_wandb_key_is_in_no_file(start, pairs, tmp_path, monkeypatch):
-    key = "0123456789abcdef0123456789abcdef01234567"
-    monkeypatch.setattr("openrlhf.utils.run_log._start_wandb", lambda *a, **k: None)
-    train(start, pairs, tmp_path / "out", max_epochs=1, use_wandb=key)
-    for file in (tmp_path / "out").iterdir():
-        assert key.encode() not in file.read_bytes(), file
-
-
-def test_rows_beyond_a_position_table_are_refused(tmp_path):
-    model = save_tiny_causal_lm(tmp_path / "gpt2", "gpt2")
-    rows = [{"question": f"q {i}", "correct": "good " * (150 + i), "incorrect": "bad " * 150} for i in range(16)]
-    (tmp_path / "long.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with pytest.raises(ValueError, match="128 positions: pass --max_len 128"):
-        train(model, tmp_path / "long.jsonl", tmp_path / "out")
-
-
-def test_two_runs_into_one_folder_are_refused(start, pairs, tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        train_rm.RewardTrainer, "evaluate", lambda self: train(start, pairs, tmp_path / "out", max_epochs=1)
-    )
-    with pytest.raises(ValueError, match="another run"):
-        train(start, pairs, tmp_path / "out", max_epochs=1)
 
 
 def test_resume_between_logged_steps_keeps_the_mean(start, pairs, tmp_path, monkeypatch):

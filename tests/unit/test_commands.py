@@ -57,6 +57,7 @@ def test_the_readme_holds_the_commands_of_every_job():
 @pytest.mark.parametrize("line", readme_commands())
 def test_readme_commands_parse(line):
     config = parse_config(CONFIGS[program_of(line)], words_after_program(line))
+    assert isinstance(config, CONFIGS[program_of(line)])
     if isinstance(config, TrainRMConfig):
         validate(config)
 
