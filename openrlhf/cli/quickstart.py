@@ -45,9 +45,9 @@ class QuickstartConfig:
 
     output: str = flag("./runs/quickstart", "Folder of everything that is written")
     seeds: str = flag("0", "Comma list; every seed repeats sampling, training and scoring")
-    max_epochs: int = flag(6, "Passes over the pairs")
+    max_epochs: int = flag(3, "Passes over the pairs")
     train_batch_size: int = flag(32, "Pairs per step")
-    learning_rate: float = flag(1e-3, "Peak learning rate of both models")
+    learning_rate: float = flag(4e-4, "Peak learning rate of both models")
     contrastive_loss_beta: float = flag(0.5, "Weight of the contrastive term")
     eval_questions: int = flag(250, "Questions of each held-out set")
     eval_samples: int = flag(8, "Completions scored per question")

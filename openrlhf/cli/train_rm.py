@@ -49,14 +49,12 @@ from openrlhf.utils.run_log import seed_everything
 
 logger = logging.getLogger(__name__)
 
-POCKET_QUESTIONS = 1500
-
 
 def pocket_rows(config: TrainRMConfig):
     """Training and evaluation pairs of the embedded task, from disjoint questions."""
     import datasets
 
-    from openrlhf.evaluation.sampling import pocket_preferences
+    from openrlhf.evaluation.sampling import POCKET_QUESTIONS, pocket_preferences
 
     policy = resolve_pocket_model(POCKET)
     # About every second question gives pairs, up to four of them; a small --max_samples needs few questions.

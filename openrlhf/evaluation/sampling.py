@@ -22,6 +22,8 @@ from openrlhf.rewards.grading import extract_answer, extract_boxed_answer, grade
 
 logger = logging.getLogger(__name__)
 
+POCKET_QUESTIONS = 3000  # training questions whose completions are paired
+
 Grade = Callable[[str, str], tuple[str | None, bool]]
 
 
@@ -141,7 +143,7 @@ def pocket_completions(
 def pocket_preferences(
     cache_dir: str | Path,
     policy_path: str | Path,
-    n_questions: int = 1500,
+    n_questions: int = POCKET_QUESTIONS,
     n_samples: int = 8,
     temperature: float = 1.0,
     seed: int = 0,

@@ -14,8 +14,6 @@ from openrlhf.cli.get_representation import RepresentationConfig
 from openrlhf.cli.metrics import MetricsConfig
 from openrlhf.cli.parser import parse_config
 from openrlhf.trainer.config import TrainRMConfig, validate
-from tests.runs import write_pairs
-from tests.tiny import save_tiny_causal_lm
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = {
@@ -62,24 +60,18 @@ def test_readme_commands_parse(line):
         validate(config)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", [line for line in readme_commands() if program_of(line) == "train_rm"])
-def test_readme_training_commands_pass_a_dry_run(line, tmp_path, capsys, monkeypatch):
-    """Placeholders and hub names become local ones; everything else stays as printed."""
-    model = save_tiny_causal_lm(tmp_path / "lm")
-    data = write_pairs(tmp_path / "pairs.jsonl", 160)
-    monkeypatch.setattr(train_rm, "load_pairs", local_pairs(train_rm.load_pairs, str(data)))
+def test_readme_training_commands_pass_a_dry_run_on_pocket(line, tmp_path_factory, capsys, monkeypatch):
+    """Models and data sets become pocket, everything else stays as printed; few pairs, sampled once for all."""
+    monkeypatch.setenv("OPENRLHF_CACHE", str(tmp_path_factory.getbasetemp() / "pocket"))
     words = words_after_program(line)
-    for i, word in enumerate(words):
-        if word in ("--pretrain", "--model.model_name_or_path"):
-            words[i + 1] = str(model)
-    train_rm.main([*words, "--dry_run"])
-    assert "optimizer steps" in capsys.readouterr().out
-
-
-def local_pairs(load_pairs, data):
-    import dataclasses
-
-    return lambda config, tokenizer: load_pairs(dataclasses.replace(config, dataset=data), tokenizer)
+    for flag in ("--pretrain", "--model.model_name_or_path", "--dataset", "--data.dataset"):
+        if flag in words:
+            words[words.index(flag) + 1] = "pocket"
+    train_rm.main([*words, "--max_samples", "140", "--dry_run"])
+    printed = capsys.readouterr().out
+    assert "140 training examples" in printed and "How many" in printed
 
 
 @pytest.mark.parametrize("name", LAUNCH_SCRIPTS)
