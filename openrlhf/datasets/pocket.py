@@ -1,4 +1,4 @@
-"""Pocket: a seeded generator of small multi-step arithmetic word problems with step-by-step solutions.
+"""Pocket, the embedded task: seeded multi-step arithmetic word problems with step-by-step solutions.
 
 The embedded task of the project: it needs no download, its answers can be checked exactly, and a policy of less than a
 million parameters can be trained on it. A problem is a short story about one running count, for instance

@@ -97,3 +97,12 @@ def test_no_line_ends_in_a_backslash_and_a_blank():
     assert len(texts) > 10
     for path in texts:
         assert not re.search(r"\\[ \t]+$", path.read_text(), flags=re.MULTILINE), path
+
+
+def test_the_file_tree_of_the_readme_names_every_file():
+    tree = re.search(r"```text\n(openrlhf/\n.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL).group(1)
+    named = {line.split()[0] for line in tree.split("\n") if line.strip()}
+    folders = ("openrlhf", "examples", "run_scripts", "build_scripts", "benchmarks", "docs", "tests")
+    files = [path for folder in folders for end in ("py", "sh", "md") for path in (ROOT / folder).rglob(f"*.{end}")]
+    missing = [str(path.relative_to(ROOT)) for path in files if path.name not in named and path.name != "__init__.py"]
+    assert not missing
