@@ -57,7 +57,7 @@ def pocket_rows(config: TrainRMConfig):
     from openrlhf.evaluation.sampling import POCKET_QUESTIONS, pocket_preferences
 
     policy = resolve_pocket_model(POCKET)
-    # About every second question gives pairs, up to four of them; a small --max_samples needs few questions.
+    # Most questions give one to four pairs, so a small --max_samples needs few of them.
     questions = POCKET_QUESTIONS if config.max_samples is None else min(POCKET_QUESTIONS, config.max_samples + 20)
     train = pocket_preferences(cache_folder(), policy, seed=config.seed, split="train", n_questions=questions)
     held_out = pocket_preferences(

@@ -237,8 +237,8 @@ def bucket():
         patch.setenv("AWS_ACCESS_KEY_ID", "test")
         patch.setenv("AWS_SECRET_ACCESS_KEY", "test")
         patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-        boto3.client("s3").create_bucket(Bucket="models")
-        yield "models"
+        boto3.client("s3").create_bucket(Bucket="finished-models")
+        yield "finished-models"
     server.stop()
 
 
