@@ -5,7 +5,7 @@
 #   DATA=<folder> run_scripts/train_small_lm.sh [gsm8k] [hh]
 #
 # DATA holds gsm8k_solutions/{train,validation}.jsonl (labelled solutions) and hh_harmless_dev.jsonl.gz. Finished parts
-# are kept: run it again to go on. PAIRS (120) and OUT (runs/small_lm) can be set.
+# are kept: run it again to go on. PAIRS (240, of GSM8K) and OUT (runs/small_lm) can be set.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -13,7 +13,7 @@ cd "$root"
 export PATH="$root/.venv/bin:$PATH"
 DATA=${DATA:?set DATA to the folder with gsm8k_solutions and hh_harmless_dev.jsonl.gz}
 OUT=${OUT:-runs/small_lm}
-PAIRS=${PAIRS:-120}
+PAIRS=${PAIRS:-240}
 MODEL=${MODEL:-models/SmolLM2-135M-Instruct}
 tasks=${*:-gsm8k hh}
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(getconf _NPROCESSORS_ONLN)}
@@ -29,7 +29,7 @@ train() { # task, strategy, data flags
     local folder=$OUT/$task-$strategy
     finished "$folder" && return
     python examples/train_rm.py --pretrain "$MODEL" --save_path "$folder" --reward_model_strategy "$strategy" \
-        --train_batch_size 8 --micro_train_batch_size 2 --learning_rate 5e-5 --max_len 256 --seed 0 "$@"
+        --train_batch_size 8 --micro_train_batch_size 2 --max_len 256 --seed 0 "$@"
 }
 
 if [[ " $tasks " == *" gsm8k "* ]]; then
@@ -40,7 +40,7 @@ if [[ " $tasks " == *" gsm8k "* ]]; then
     head -n "$PAIRS" "$OUT/gsm8k_pairs.jsonl" >"$OUT/gsm8k_train.jsonl"
     for strategy in vanilla contrastive; do
         train gsm8k "$strategy" --dataset "$OUT/gsm8k_train.jsonl" --eval_dataset "$OUT/gsm8k_validation_pairs.jsonl" \
-            --input_template plain
+            --input_template plain --learning_rate 1e-4
     done
     goal=$OUT/gsm8k-contrastive-goal
     [[ -f $goal/goal_state.npy ]] || python examples/get_representation.py --dataset "$OUT/gsm8k_train.jsonl" \
@@ -55,7 +55,7 @@ fi
 
 if [[ " $tasks " == *" hh "* ]]; then
     for strategy in vanilla contrastive; do
-        train hh "$strategy" --dataset "$DATA/hh_harmless_dev.jsonl.gz" --max_samples $((PAIRS + 60)) \
-            --eval_fraction 0.3333
+        train hh "$strategy" --dataset "$DATA/hh_harmless_dev.jsonl.gz" --max_samples 180 \
+            --eval_fraction 0.3333 --learning_rate 5e-5
     done
 fi
