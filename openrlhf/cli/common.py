@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 import torch
 from safetensors import SafetensorError
 
-from openrlhf.datasets.sources import load_rows, split_rows
 from openrlhf.models.pretrained import checkpoint_fingerprint, is_adapter, load_tokenizer
 from openrlhf.trainer.config import TrainConfig
 from openrlhf.trainer.engine import Engine, LocalEngine, OptimizerSettings, make_engine, under_launcher
@@ -78,6 +77,12 @@ def resolve_attention(flash_attn: bool, attn_implementation: str | None) -> str 
     return "sdpa"
 
 
+def position_table(model: torch.nn.Module) -> bool:
+    """True for a model with a learned table of positions (GPT-2), which ends where the table ends."""
+    tables = [name for name, part in model.named_modules() if isinstance(part, torch.nn.Embedding)]
+    return any(name.endswith("wpe") or "position" in name for name in tables)
+
+
 def check_positions(model: torch.nn.Module, longest: int, max_len: int) -> None:
     """Refuse rows longer than a learned table of positions; rotary positions only warn.
 
@@ -87,8 +92,7 @@ def check_positions(model: torch.nn.Module, longest: int, max_len: int) -> None:
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if limit is None or longest <= limit:
         return
-    tables = [name for name, part in model.named_modules() if isinstance(part, torch.nn.Embedding)]
-    if any(name.endswith("wpe") or "position" in name for name in tables):
+    if position_table(model):
         raise ValueError(f"the longest row has {longest} tokens, the model {limit} positions: pass --max_len {limit}")
     logger.warning("the longest row has %d tokens, the model was made for %d (--max_len %d)", longest, limit, max_len)
 
@@ -149,31 +153,6 @@ def training_tokenizer(config: TrainConfig):
     return tokenizer
 
 
-def load_splits(config: TrainConfig, prompt_key: str | None) -> tuple[Any, Any | None]:
-    """Training and evaluation rows; the latter are named, or taken out of the former with all rows of a prompt.
-
-    Args:
-        prompt_key: column that names the prompt of a row; None: the usual names.
-    """
-
-    def rows(spec: str, split: str):
-        probs = config.dataset_probs if spec == config.dataset else None
-        return load_rows(
-            spec, split, probs=probs, max_samples=config.max_samples, seed=config.seed, on_bad_row=config.on_bad_row
-        )
-
-    train = rows(config.dataset, config.dataset_split)
-    if config.eval_dataset or config.eval_split:
-        source = config.eval_dataset or config.dataset
-        return train, rows(source, config.eval_split or usual_eval_split(source))
-    if config.eval_fraction == 0:
-        return train, None
-    if len(train) < 2:
-        raise ValueError(f"{config.dataset} has {len(train)} row, none is left for evaluation; pass --eval_fraction 0")
-    group_columns = {"group_columns": [prompt_key]} if prompt_key else {}
-    return split_rows(train, config.eval_fraction, config.seed, **group_columns)
-
-
 def training_plan(config: TrainConfig, engine: Engine, examples: int) -> TrainingPlan:
     """Order and number of the updates."""
     return TrainingPlan(
@@ -218,27 +197,6 @@ def resume(engine: Engine, settings: LoopSettings, plan: TrainingPlan) -> tuple[
     elif engine.is_main and settings.resume:
         logger.warning("no complete checkpoint under %s; starting at step 0", settings.checkpoint_folder)
     return folder, progress
-
-
-def usual_eval_split(source: str) -> str:
-    """Split to evaluate on when none is named: of a local folder, validation or test where there is a file of it."""
-    folder = Path(source)
-    names = [item.name for item in folder.iterdir()] if folder.is_dir() else []
-    found = (split for split in ("validation", "test") if any(split in name for name in names))
-    return next(found, "train")
-
-
-def refuse_training_rows(config: TrainConfig, train_fingerprint: str, eval_fingerprint: str) -> None:
-    """Evaluation on the training rows tells nothing.
-
-    Raises:
-        ValueError: both have one fingerprint.
-    """
-    if train_fingerprint == eval_fingerprint:
-        raise ValueError(
-            f"the evaluation rows are the training rows: {config.eval_dataset or config.dataset} has no split "
-            f"{config.eval_split or ''} of its own; name other data, or drop the flag and use --eval_fraction"
-        )
 
 
 def optimizer_settings(config: TrainConfig, plan: TrainingPlan) -> OptimizerSettings:

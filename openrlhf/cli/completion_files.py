@@ -47,7 +47,7 @@ def find_completions(path: str, benchmarks: Sequence[str] | None = None, seed: i
     for name in names:
         place = root / name
         if place.is_file():
-            files.append(_single_file(place))
+            files.append(_single_file(place, str(Path(name).with_name(_stem(place)))))
             continue
         if not place.is_dir() or not _has_completions(place):
             found = sorted(p.name for p in root.iterdir())
@@ -78,10 +78,10 @@ def _numbered(files: Sequence[CompletionFile]) -> list[CompletionFile]:
     return numbered
 
 
-def _single_file(path: Path) -> CompletionFile:
+def _single_file(path: Path, benchmark: str | None = None) -> CompletionFile:
     completions = read_completions(path)
     several = len({one.question for one in completions}) < len(completions)
-    return CompletionFile(_stem(path), "all" if several else "greedy", _stem(path), completions)
+    return CompletionFile(benchmark or _stem(path), "all" if several else "greedy", _stem(path), completions)
 
 
 def _pocket_files(benchmarks: Sequence[str] | None, seed: int) -> list[CompletionFile]:

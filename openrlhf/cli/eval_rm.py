@@ -107,6 +107,7 @@ def run(config: EvalRMConfig) -> dict[str, Any]:
     }
     described = {key: value for key, value in asdict(checkpoint).items() if key != "folder"}
     summary = {"model": described, "goal_state": goal.digest if goal else None, "sets": summaries}
+    summary["files"] = [f"{file.benchmark}/{file.kind}/{file.name}.jsonl" for file in files]
     atomic_write_text(folder / "summary.json", json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
     finish_manifest(folder, "finished")
     print(format_table(summaries))

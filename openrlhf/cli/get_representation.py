@@ -94,9 +94,11 @@ def _load_preference_rows(config: RepresentationConfig):
     if config.dataset == POCKET:
         import datasets
 
-        from openrlhf.evaluation.sampling import pocket_preferences
+        from openrlhf.evaluation.sampling import pocket_preferences, pocket_question_count
 
-        pairs = pocket_preferences(cache_folder(), resolve_pocket_model(POCKET), seed=config.seed, split="train")
+        questions = pocket_question_count(config.max_samples)
+        policy = resolve_pocket_model(POCKET)
+        pairs = pocket_preferences(cache_folder(), policy, n_questions=questions, seed=config.seed, split="train")
         return datasets.Dataset.from_list(pairs[: config.max_samples])
     return load_rows(
         config.dataset,

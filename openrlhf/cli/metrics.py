@@ -65,6 +65,9 @@ def read_scored_sets(path: Path) -> dict[str, Rows]:
         ValueError: nothing there, an unreadable line, or rows that eval_rm has not scored.
     """
     files = [path] if path.is_file() else sorted(path.rglob("*.jsonl")) if path.is_dir() else []
+    if (path / "summary.json").is_file():  # what the last eval_rm scored; older files of other runs may lie beside them
+        named = json.loads((path / "summary.json").read_text(encoding="utf-8")).get("files")
+        files = [path / name for name in named] if named else files
     if not files:
         raise ValueError(f"{path}: expected a file or folder of rows scored by eval_rm, found no .jsonl file")
     sets: dict[str, Rows] = {}
@@ -83,7 +86,10 @@ def read_scored_sets(path: Path) -> dict[str, Rows]:
 def _print_comparison(scored: Mapping[str, Mapping[str, Rows]], config: MetricsConfig) -> None:
     (first_path, first_sets), (second_path, second_sets) = scored.items()
     print(f"AUROC of the reward, {first_path} minus {second_path} [95% interval over questions]")
-    for name in first_sets.keys() & second_sets.keys():
+    common = sorted(first_sets.keys() & second_sets.keys())
+    if not common:
+        print(f"no set in common: {sorted(first_sets)} and {sorted(second_sets)}")
+    for name in common:
         pairs = _matching(first_sets[name], second_sets[name])
         if not pairs:
             print(f"{name}: no common completions")

@@ -76,7 +76,8 @@ def train_models(config: QuickstartConfig, seed: int, folder: Path) -> None:
         if manifest.is_file():
             written = json.loads(manifest.read_text())
             wanted = json.loads(json.dumps(dataclasses.asdict(settings)))
-            if written["status"] == "finished" and written["config"] == wanted:
+            same_start = written.get("pretrain_weights") == checkpoint_fingerprint(resolve_pocket_model(POCKET))
+            if written["status"] == "finished" and written["config"] == wanted and same_start:
                 logger.info("%s model of seed %d: already trained", strategy, seed)
                 continue
         logger.info("training the %s model, seed %d", strategy, seed)
@@ -99,6 +100,7 @@ def score_all(config: QuickstartConfig, seed: int, folder: Path) -> dict[str, di
         )
         for split in ("validation", *SPLITS)
     }
+    sizes = f"{config.eval_questions}x{config.eval_samples}"
     rows: dict[str, dict[str, list[dict[str, Any]]]] = {}
     for strategy in ("vanilla", "contrastive"):
         checkpoint = folder / strategy
@@ -113,7 +115,7 @@ def score_all(config: QuickstartConfig, seed: int, folder: Path) -> dict[str, di
                 template=POCKET,
                 max_len=256,
                 goal=goal,
-                out_path=folder / "scores" / strategy / f"{split}-{fingerprint}.jsonl",
+                out_path=folder / "scores" / strategy / f"{split}-{sizes}-{fingerprint}.jsonl",
                 checkpoint=fingerprint,
             )
             for split, items in completions.items()
@@ -259,16 +261,23 @@ def run(config: QuickstartConfig) -> dict[int, dict[str, Any]]:
         seeds = [int(part) for part in config.seeds.split(",")]
     except ValueError:
         raise ValueError(f"--seeds takes a comma list of whole numbers, got {config.seeds!r}") from None
+    for name in ("max_epochs", "train_batch_size", "eval_questions", "eval_samples"):
+        if getattr(config, name) < 1:
+            raise ValueError(f"--{name} must be at least 1, got {getattr(config, name)}")
     output = Path(config.output)
     ensure_writable(output, inside=True)
     output.mkdir(parents=True, exist_ok=True)
     write_manifest(output, "quickstart", config, {"seed": seeds})
     began = time.monotonic()
     per_seed = {}
-    for seed in seeds:
-        folder = output / f"seed-{seed}"
-        train_models(config, seed, folder)
-        per_seed[seed] = summarise(score_all(config, seed, folder))
+    try:
+        for seed in seeds:
+            folder = output / f"seed-{seed}"
+            train_models(config, seed, folder)
+            per_seed[seed] = summarise(score_all(config, seed, folder))
+    except BaseException as error:
+        finish_manifest(output, f"failed: {type(error).__name__}")
+        raise
     report = format_report(per_seed)
     atomic_write_text(output / "results.json", json.dumps(per_seed, indent=1) + "\n")
     atomic_write_text(output / "report.md", report)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig
 
+from openrlhf.cli.common import check_positions
 from openrlhf.models.lora import SETTINGS_FILE
 from openrlhf.models.pretrained import checkpoint_fingerprint, load_reward_model, load_tokenizer
 from openrlhf.models.reward_model import RewardModel, read_settings
@@ -38,6 +39,7 @@ class RewardCheckpoint:
             attn_implementation=attn_implementation,
             pad_token_id=tokenizer.pad_token_id,
         )
+        check_positions(model.network, self.max_len, self.max_len)
         return model.to("cuda" if torch.cuda.is_available() else "cpu").eval(), tokenizer
 
 

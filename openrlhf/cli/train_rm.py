@@ -16,14 +16,13 @@ from openrlhf.cli.common import (
     POCKET,
     cache_folder,
     check_positions,
-    load_splits,
     loop_settings,
     main_first,
     main_only,
     open_log,
     optimizer_settings,
+    position_table,
     print_resolved,
-    refuse_training_rows,
     resolve_attention,
     resolve_pocket_model,
     resume,
@@ -35,6 +34,7 @@ from openrlhf.cli.common import (
 from openrlhf.cli.model_card import reward_model_card
 from openrlhf.cli.parser import parse_config
 from openrlhf.cli.run_folder import check_outputs, check_room, replaced_folder, upload_result
+from openrlhf.cli.splits import load_splits, refuse_training_rows, warn_of_shared_prompts
 from openrlhf.datasets.adapters import PreferenceOptions
 from openrlhf.datasets.preference import PreferenceData, prepare_preferences
 from openrlhf.models.losses import PAIR_LOSSES
@@ -54,11 +54,10 @@ def pocket_rows(config: TrainRMConfig):
     """Training and evaluation pairs of the embedded task, from disjoint questions."""
     import datasets
 
-    from openrlhf.evaluation.sampling import POCKET_QUESTIONS, pocket_preferences
+    from openrlhf.evaluation.sampling import pocket_preferences, pocket_question_count
 
     policy = resolve_pocket_model(POCKET)
-    # Most questions give one to four pairs, so a small --max_samples needs few of them.
-    questions = POCKET_QUESTIONS if config.max_samples is None else min(POCKET_QUESTIONS, config.max_samples + 20)
+    questions = pocket_question_count(config.max_samples)
     train = pocket_preferences(cache_folder(), policy, seed=config.seed, split="train", n_questions=questions)
     held_out = pocket_preferences(
         cache_folder(), policy, seed=config.seed, split="validation", n_questions=min(questions, 200)
@@ -111,6 +110,7 @@ def load_pairs(config: TrainRMConfig, tokenizer) -> tuple[PreferenceData, Prefer
             options = dataclasses.replace(options, input_template=train.options.input_template)
         held_out = prepare_preferences(eval_rows, tokenizer, options, num_proc=config.num_proc)
         refuse_training_rows(config, train.fingerprint, held_out.fingerprint)
+        warn_of_shared_prompts(train, held_out)
     if config.margin_loss and not train.has_margin:
         raise ValueError(f"--margin_loss: {config.dataset} has no column 'margin'")
     return train, held_out
@@ -276,12 +276,19 @@ def _run(config: TrainRMConfig, engine: Engine) -> dict[str, float]:
         aux_loss_coef=config.aux_loss_coef,
         center_coef=config.center_rewards_coefficient,
     )
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if limit is not None and position_table(model.network):
+        config = dataclasses.replace(config, max_len=min(config.max_len, limit))  # what scoring may use
     writer = ModelWriter(config, engine, model, peft_model, tokenizer, train.options.input_template)
     settings = loop_settings(config, train.fingerprint, write_model=writer.write, keep_best=writer.publish)
     folder, progress = resume(engine, settings, plan)
     with open_log(config, engine, "train_rm", progress.step if folder else None) as log:
         if engine.is_main:
-            extra = {"data": {"train": train.fingerprint, "counts": train.counts}, "total_steps": plan.total_steps}
+            extra = {
+                "data": {"train": train.fingerprint, "counts": train.counts},
+                "total_steps": plan.total_steps,
+                "pretrain_weights": settings.identity["pretrain_weights"],
+            }
             write_manifest(config.save_path, "train_rm", config, extra)
         progress = run_training(engine, trainer, plan, settings, log, progress)
         if not config.save_best:

@@ -13,14 +13,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from openrlhf.cli.common import (
     POCKET,
     check_positions,
-    load_splits,
     loop_settings,
     main_first,
     main_only,
     open_log,
     optimizer_settings,
     print_resolved,
-    refuse_training_rows,
     resolve_attention,
     resolve_pocket_model,
     resume,
@@ -32,6 +30,7 @@ from openrlhf.cli.common import (
 from openrlhf.cli.model_card import policy_card
 from openrlhf.cli.parser import parse_config
 from openrlhf.cli.run_folder import check_outputs, check_room, replaced_folder
+from openrlhf.cli.splits import load_splits, refuse_training_rows
 from openrlhf.datasets.sft import SFTData, SFTOptions, prepare_sft
 from openrlhf.models.pretrained import finish_export, quiet_loading
 from openrlhf.models.reward_model import disable_dropout

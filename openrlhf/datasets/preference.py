@@ -168,6 +168,21 @@ class PreferenceData:
         index = torch.tensor([int(i) for i in indices], dtype=torch.long)
         return PreferenceBatch(input_ids, attention_mask, response_mask, margin, index, group)
 
+    def prompt_hashes(self) -> set[int]:
+        """Hashes of the token ids of all kept prompts, each once."""
+        column = self._prepared.data.column("prompt_ids")
+        hashes: set[int] = set()
+        kept = np.zeros(len(column), dtype=bool)
+        kept[self._positions] = True
+        row = 0
+        for chunk in column.chunks:
+            values, offsets = np.asarray(chunk.values), np.asarray(chunk.offsets)
+            for start, end in zip(offsets[:-1], offsets[1:], strict=True):
+                if kept[row]:
+                    hashes.add(hash(values[start:end].tobytes()))
+                row += 1
+        return hashes
+
     def example_text(self, i: int, tokenizer: Any) -> str:
         """Pair i decoded from its ids, special tokens shown, for a look before training."""
         pair = self[i]

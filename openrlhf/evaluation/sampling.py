@@ -24,6 +24,12 @@ logger = logging.getLogger(__name__)
 
 POCKET_QUESTIONS = 3000  # training questions whose completions are paired
 
+
+def pocket_question_count(max_pairs: int | None) -> int:
+    """Training questions to sample for at most ``max_pairs`` pairs: most questions give one to four."""
+    return POCKET_QUESTIONS if max_pairs is None else min(POCKET_QUESTIONS, max_pairs + 20)
+
+
 Grade = Callable[[str, str], tuple[str | None, bool]]
 
 

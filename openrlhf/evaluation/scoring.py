@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from openrlhf.datasets.completions import Completion, completion_to_row, read_jsonl
+from openrlhf.datasets.completions import Completion, completion_to_row, read_jsonl, write_jsonl
 from openrlhf.datasets.templates import render_question
 from openrlhf.datasets.tokenize import encode_prompts, encode_responses
 from openrlhf.evaluation.batching import WINDOW_BATCHES, pad_right, token_batches
@@ -147,13 +147,18 @@ def score_completions(
 def grade_completions(completions: Sequence[Completion]) -> tuple[list[Completion], int]:
     """Label completions that have no label by their expected answer.
 
-    The predicted answer, where absent, is the last box or number of the solution. Labels that exist are kept; without
-    an expected answer there is no label.
+    The predicted answer, where absent, is the last box or number of the solution; where no completion has one, it is
+    found for all, so that they can vote. Labels that exist are kept; without an expected answer there is no label.
 
     Returns:
         The completions in order, and how many were graded.
     """
     labelled, graded = [], 0
+    if all(one.predicted_answer is None for one in completions):
+        answers = [extract_answer(one.generated_solution) for one in completions]
+        completions = [
+            dataclasses.replace(one, predicted_answer=answer) for one, answer in zip(completions, answers, strict=True)
+        ]
     for one in completions:
         if one.is_correct is None and one.expected_answer is not None:
             predicted = (
@@ -260,6 +265,15 @@ def _resume(path: Path, settings: dict[str, Any], completions: Sequence[Completi
         wanted = completion_to_row(completion)
         if any(row.get(key) != wanted.get(key) for key in ("question", "generated_solution", "sample")):
             raise ValueError(f"{path}: row {number} belongs to another completion; remove the file to score anew")
+    # Scores stay, labels and answers are those of now: they may have been corrected since.
+    scored_keys = [field.name for field in dataclasses.fields(ScoredCompletion)]
+    current = [
+        completion_to_row(completion) | {key: row[key] for key in scored_keys}
+        for row, completion in zip(rows, completions, strict=False)
+    ]
+    if current != rows:
+        write_jsonl(path, current)
+        rows = current
     if rows:
         logger.info("%s: %d of %d completions are scored already", path, len(rows), len(completions))
     return rows

@@ -84,10 +84,11 @@ def format_table(summaries: Mapping[str, Mapping[str, Any]]) -> str:
             prefix_rows.append([name, score, *(_number(values[str(p)]) for p in PREFIX_PERCENTS)])
         vote_rows += [[name, *row] for row in _vote_rows(summary)]
         left_out = {key: summary[key] for key in ("without_reward", "without_label", "truncated") if summary[key]}
+        if summary["vote"] and summary["vote"]["unanswered"]:
+            left_out["questions without any answer"] = summary["vote"]["unanswered"]
         if left_out:
-            notes.append(
-                f"{name}: " + ", ".join(f"{count} rows {key.replace('_', ' ')}" for key, count in left_out.items())
-            )
+            words = {key: key if " " in key else f"rows {key.replace('_', ' ')}" for key in left_out}
+            notes.append(f"{name}: " + ", ".join(f"{count} {words[key]}" for key, count in left_out.items()))
     parts = ["AUROC at the last token [95% interval over questions]", _aligned(auroc_rows)]
     parts += ["", "AUROC after a part of the response", _aligned(prefix_rows)]
     if len(vote_rows) > 1:

@@ -164,6 +164,8 @@ def ensure_writable(path: str | Path, *, inside: bool = False) -> None:
     Raises:
         ValueError: not a folder, not writable, or a mount point that cannot be renamed.
     """
+    if str(path).startswith("s3:"):
+        raise ValueError(f"cannot save to {path}: expected a local folder; upload it afterwards (--s3_save_path)")
     target = Path(os.path.realpath(path))
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

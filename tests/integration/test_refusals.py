@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from openrlhf.cli import train_rm
+from openrlhf.cli.splits import usual_eval_split
 from openrlhf.models.pretrained import load_reward_model
 from tests.runs import train, write_pairs
 from tests.tiny import save_tiny_causal_lm
@@ -127,3 +128,41 @@ def test_adapter_without_head_is_refused(start, pairs, tmp_path):
     save_file({k: v for k, v in load_file(file).items() if "score" not in k}, file, metadata={"format": "pt"})
     with pytest.raises(ValueError, match=r"score\.weight.*missing"):
         load_reward_model(tmp_path / "lora")
+
+
+def test_evaluation_prompts_that_are_trained_on_are_counted(start, pairs, tmp_path, caplog):
+    lines = pairs.read_text().split("\n")
+    (tmp_path / "eval.jsonl").write_text("\n".join(lines[:5]).replace("good", "very good") + "\n")
+    with caplog.at_level("WARNING"):
+        train(start, pairs, tmp_path / "out", max_epochs=1, eval_dataset=tmp_path / "eval.jsonl")
+    assert "5 of 5 evaluation prompts are also among the training rows" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "names,split",
+    [
+        (["train.jsonl", "val.jsonl"], "validation"),
+        (["train.jsonl", "test-00000.parquet"], "test"),
+        (["train.jsonl", "latest.jsonl"], "train"),
+    ],
+)
+def test_split_to_evaluate_on_when_none_is_named(names, split, tmp_path):
+    for name in names:
+        (tmp_path / name).write_text("")
+    assert usual_eval_split(str(tmp_path)) == split
+
+
+def test_a_local_path_is_expected_to_save_to(start, pairs):
+    with pytest.raises(ValueError, match="expected a local folder"):
+        train(start, pairs, "s3://bucket/model")
+
+
+def test_rows_beyond_the_positions_of_a_checkpoint_are_refused_in_scoring(pairs, tmp_path):
+    from openrlhf.cli.reward_checkpoint import find_checkpoint
+
+    model = save_tiny_causal_lm(tmp_path / "gpt2", "gpt2")
+    train(model, pairs, tmp_path / "rm", max_epochs=1)
+    found = find_checkpoint(str(tmp_path / "rm"))
+    assert found.max_len == 128  # the flag's default of 512 is cut to the model's table
+    with pytest.raises(ValueError, match="128 positions"):
+        find_checkpoint(str(tmp_path / "rm"), max_len=200).load()

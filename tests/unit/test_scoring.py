@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import numpy as np
@@ -163,3 +164,21 @@ def test_only_rows_without_a_label_are_graded():
     assert graded == 2
     assert [one.is_correct for one in labelled] == [True, False, False, None]
     assert [one.predicted_answer for one in labelled] == ["4", "5", "4", None]
+
+
+def test_resumed_rows_take_the_labels_of_now(tmp_path):
+    model, tokenizer = tiny_reward_model(), tiny_tokenizer()
+    path, items = tmp_path / "rows.jsonl", completions(4)
+    first = score_completions(model, tokenizer, items, template="plain", max_len=64, out_path=path)
+    corrected = [dataclasses.replace(one, is_correct=not one.is_correct, predicted_answer="7") for one in items]
+    again = score_completions(model, tokenizer, corrected, template="plain", max_len=64, out_path=path)
+    assert [row["is_correct"] for row in again] == [not one.is_correct for one in items]
+    assert [row["reward"] for row in again] == [row["reward"] for row in first]
+    assert [json.loads(line)["predicted_answer"] for line in path.read_text().split("\n") if line] == ["7"] * 4
+
+
+def test_labelled_rows_without_any_answer_get_one_to_vote_with():
+    items = [Completion("q", "so \\boxed{3}", "3", None, True), Completion("q", "so \\boxed{4}", "3", None, False, 1)]
+    labelled, graded = grade_completions(items)
+    assert [one.predicted_answer for one in labelled] == ["3", "4"]
+    assert [one.is_correct for one in labelled] == [True, False] and graded == 0
