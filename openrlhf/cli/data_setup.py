@@ -21,7 +21,7 @@ from openrlhf.datasets.completions import (
     write_jsonl,
 )
 from openrlhf.datasets.pairing import build_pairs
-from openrlhf.datasets.sources import load_rows
+from openrlhf.datasets.sources import load_rows, source_files
 
 
 def _flag(default: object, help: str) -> object:
@@ -64,6 +64,9 @@ class DataSetupConfig:
             raise ValueError("--generations and --generations_dir go together")
         if self.output and not self.output.endswith((".jsonl", ".jsonl.gz")):
             raise ValueError(f"--output: expected a name ending in .jsonl or .jsonl.gz, got {self.output!r}")
+        for flag, place in (("--output", self.output), ("--generations_dir", self.generations_dir)):
+            if place and "://" in place:
+                raise ValueError(f"{flag}: expected a local path, got {place!r}: write it locally and copy it there")
         if self.on_bad_row not in ("error", "skip"):
             raise ValueError(f"--on_bad_row: expected error or skip, got {self.on_bad_row!r}")
 
@@ -98,8 +101,11 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _write_pairs(config: DataSetupConfig) -> dict[str, int]:
+    tests = _split_commas(config.decontaminate)
+    _refuse_own_source(config.output, "--solutions", _split_commas([config.solutions]), config.split)
+    _refuse_own_source(config.output, "--decontaminate", tests, "test")
     rows = load_rows(config.solutions, config.split, on_bad_row=config.on_bad_row)
-    excluded = {question for source in _split_commas(config.decontaminate) for question in _test_questions(source)}
+    excluded = {question for source in tests for question in _test_questions(source, config.on_bad_row)}
     pairs, counts = build_pairs(
         rows,
         config.pairs_per_question,
@@ -123,8 +129,15 @@ def _write_pairs(config: DataSetupConfig) -> dict[str, int]:
     return counts
 
 
-def _test_questions(source: str) -> Iterator[str]:
-    rows = load_rows(source, "test")
+def _refuse_own_source(output: str, flag: str, sources: Iterable[str], split: str) -> None:
+    target = Path(output).resolve()
+    for source in sources:
+        if target in [file.resolve() for file in source_files(source, split)]:
+            raise ValueError(f"--output {output}: is a file of {flag} {source} and would be overwritten: name another")
+
+
+def _test_questions(source: str, on_bad_row: str) -> Iterator[str]:
+    rows = load_rows(source, "test", on_bad_row=on_bad_row)
     column = next((name for name in ("question", "problem", "prompt") if name in rows.column_names), None)
     if column is None:
         raise ValueError(

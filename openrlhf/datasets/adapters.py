@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from openrlhf.datasets.hh import HH_TURN, hh_messages, parse_hh
+from openrlhf.datasets.jsonl import unpack_json
 from openrlhf.datasets.templates import message_text, render_prompt, render_question, split_chat
 from openrlhf.datasets.tokenize import ON_LONG
 
@@ -124,7 +125,7 @@ def resolve_options(
     keys = [key for key in (resolved.prompt_key, resolved.chosen_key, resolved.rejected_key) if key]
     _require_columns(keys, column_names, name)
     for key in keys:
-        _check_value(key, first_row.get(key), resolved)
+        _check_value(key, as_text_or_messages(first_row.get(key)), name, resolved.apply_chat_template)
     return resolved
 
 
@@ -142,14 +143,17 @@ def row_to_example(
     """
     prompt_key, chosen_key, rejected_key = FORMATS[format]
     prompt_key = options.prompt_key or prompt_key
-    chosen, rejected = row[options.chosen_key or chosen_key], row[options.rejected_key or rejected_key]
-    prompt = row[prompt_key] if prompt_key else None
+    values = []
+    for key in (prompt_key, options.chosen_key or chosen_key, options.rejected_key or rejected_key):
+        values.append(as_text_or_messages(row[key]) if key else None)
+        _check_value(key, values[-1], format, options.apply_chat_template)
+    prompt, chosen, rejected = values
     if chosen is None or rejected is None or (prompt_key and prompt is None):
         return "missing_value"
     if format == "hh":
         parts = _hh_parts(chosen, rejected, options, tokenizer)
-    elif _is_messages(chosen) or _is_messages(rejected) or _is_messages(prompt):
-        parts = _message_parts(prompt, chosen, rejected, options, tokenizer)
+    elif format == "messages" or any(map(_is_messages, values)):
+        parts = _message_parts(prompt, chosen, rejected, tokenizer)
     else:
         template = options.input_template or _default_template(format, options.apply_chat_template)
         question = render_question(
@@ -165,6 +169,12 @@ def row_to_example(
     return PreferenceExample(text, chosen_text, rejected_text, _margin(row.get(options.margin_key)), group)
 
 
+def as_text_or_messages(value: Any) -> Any:
+    """A column's value with the message lists and messages that `columns` had to make text of as they were."""
+    value = unpack_json(value)
+    return [unpack_json(item) for item in value] if _is_messages(value) else value
+
+
 def _hh_parts(chosen: str, rejected: str, options: PreferenceOptions, tokenizer: Any) -> tuple[str, str, str] | str:
     parts = parse_hh(chosen, rejected)
     if isinstance(parts, str):
@@ -177,11 +187,7 @@ def _hh_parts(chosen: str, rejected: str, options: PreferenceOptions, tokenizer:
     return text, chosen_text, rejected_text.strip()
 
 
-def _message_parts(
-    prompt: Any, chosen: Any, rejected: Any, options: PreferenceOptions, tokenizer: Any
-) -> tuple[str, str, str] | str:
-    if not options.apply_chat_template:
-        raise ValueError(_NEEDS_CHAT_TEMPLATE)
+def _message_parts(prompt: Any, chosen: Any, rejected: Any, tokenizer: Any) -> tuple[str, str, str] | str:
     conversations = [_conversation(prompt, answer) for answer in (chosen, rejected)]
     for messages in conversations:
         if not messages or messages[-1]["role"] != "assistant":
@@ -245,7 +251,7 @@ def _format_of_keys(column_names: Sequence[str], first_row: Mapping[str, Any], o
 
 
 def _format_without_prompt(first_row: Mapping[str, Any], chosen_key: str, column_names: Sequence[str]) -> str:
-    value = first_row.get(chosen_key)
+    value = unpack_json(first_row.get(chosen_key))
     if _is_messages(value):
         return "messages"
     if isinstance(value, str) and HH_TURN.search(value):
@@ -267,16 +273,16 @@ def _require_columns(keys: Sequence[str], column_names: Sequence[str], format: s
         )
 
 
-def _check_value(key: str, value: Any, options: PreferenceOptions) -> None:
+def _check_value(key: str | None, value: Any, format: str, apply_chat_template: bool) -> None:
     if value is None or isinstance(value, str):
         return
     if not _is_messages(value) or not all(isinstance(item, Mapping) and "role" in item for item in value):
         raise ValueError(f"column {key!r}: expected text or a list of messages with a role, got {type(value).__name__}")
-    if options.format == "hh":
+    if format == "hh":
         raise ValueError(
             f"column {key!r} holds message lists, and the format hh is text: pass --dataset_format messages"
         )
-    if not options.apply_chat_template:
+    if not apply_chat_template:
         raise ValueError(f"column {key!r}: {_NEEDS_CHAT_TEMPLATE}")
 
 

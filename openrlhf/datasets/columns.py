@@ -2,7 +2,8 @@
 
 JSON does not fix a type per field. A field may be null in one row and text in the next, or a number and then text. The
 rules: null takes the other rows' type; int and float make float; any other mixture of plain values becomes text; a
-mixture of plain values and lists or objects becomes JSON text; fields missing in some rows are null there.
+mixture of plain values and lists or objects becomes text in which pack_json marks the lists and objects, so that
+unpack_json gives them back; fields missing in some rows are null there, and so are objects without fields.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from typing import Any
 
 import datasets
 import pyarrow as pa
+
+from openrlhf.datasets.jsonl import pack_json
 
 # A type is one of the names below, ("list", type) or ("struct", {field: type}).
 _PLAIN = {
@@ -148,12 +151,12 @@ def _feature(kind: Any) -> Any:
 
 
 def _convert(value: Any, kind: Any) -> Any:
-    if value is None:
+    if value is None or (value == {} and kind[0] != "struct"):
         return None
-    if kind == "text":
+    if kind in ("text", "json"):
+        if isinstance(value, (list, dict)):
+            return pack_json(value)
         return value if isinstance(value, str) else json.dumps(value)
-    if kind == "json":
-        return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     if kind == "float":
         return float(value)
     if isinstance(kind, str):

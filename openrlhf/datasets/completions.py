@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from openrlhf.datasets.files import FILE_SUFFIXES, read_records
-from openrlhf.datasets.jsonl import read_jsonl, write_jsonl
+from openrlhf.datasets.files import COLUMNAR_SUFFIXES, FILE_SUFFIXES, load_files, read_records
+from openrlhf.datasets.jsonl import read_jsonl, unpack_json, write_jsonl
 
 __all__ = [
     "GREEDY_FILE",
@@ -58,7 +58,7 @@ def row_to_completion(row: Mapping[str, Any]) -> Completion:
     """
     rest = dict(row)
     question, solution, expected = (_take(rest, names) for names in (_QUESTION, _SOLUTION, _EXPECTED))
-    if not isinstance(question, str) or not isinstance(solution, str):
+    if not all(isinstance(unpack_json(text), str) for text in (question, solution)):
         raise ValueError(
             f"a completion needs text under {' or '.join(_QUESTION)} and under {' or '.join(_SOLUTION)}, "
             f"got the keys {list(row)}"
@@ -100,7 +100,7 @@ def read_completions(path: str | Path) -> list[Completion]:
     for file in files:
         if not file.name.endswith(FILE_SUFFIXES):
             raise ValueError(f"{file}: expected a file name ending in {', '.join(FILE_SUFFIXES)}")
-        for line, row in read_records(file):
+        for line, row in _numbered_rows(file):
             try:
                 completion = row_to_completion(row)
             except ValueError as error:
@@ -110,6 +110,10 @@ def read_completions(path: str | Path) -> list[Completion]:
             seen[completion.question] += 1
             completions.append(completion)
     return completions
+
+
+def _numbered_rows(file: Path) -> Iterable[tuple[int, Mapping[str, Any]]]:
+    return enumerate(load_files([file]), start=1) if file.name.endswith(COLUMNAR_SUFFIXES) else read_records(file)
 
 
 def sample_files(folder: Path) -> list[Path]:

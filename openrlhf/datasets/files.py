@@ -18,10 +18,11 @@ from typing import Any
 import datasets
 
 from openrlhf.datasets.columns import ColumnTypes, align_features, write_arrow
-from openrlhf.datasets.jsonl import OnBadRow, read_jsonl, write_jsonl
+from openrlhf.datasets.jsonl import OnBadRow, read_jsonl, without_lone_surrogates, write_jsonl
 
 logger = logging.getLogger(__name__)
 
+COLUMNAR_SUFFIXES: tuple[str, ...] = (".parquet", ".arrow")
 FILE_SUFFIXES: tuple[str, ...] = (
     ".jsonl",
     ".jsonl.gz",
@@ -29,10 +30,10 @@ FILE_SUFFIXES: tuple[str, ...] = (
     ".json.gz",
     ".csv",
     ".csv.gz",
-    ".parquet",
-    ".arrow",
+    *COLUMNAR_SUFFIXES,
 )
-_READERS_VERSION = 1  # raised when the same file gives other rows, so that old conversions are not reused
+_HINT = "pass --on_bad_row skip"  # every command that loads rows has this flag
+_READERS_VERSION = 2  # raised when the same file gives other rows, so that old conversions are not reused
 
 
 def load_files(paths: list[Path], on_bad_row: OnBadRow = "error") -> datasets.Dataset:
@@ -47,7 +48,7 @@ def load_files(paths: list[Path], on_bad_row: OnBadRow = "error") -> datasets.Da
     unknown = [path for path in paths if not path.name.endswith(FILE_SUFFIXES)]
     if unknown:
         raise ValueError(f"{unknown[0]}: expected a file name ending in {', '.join(FILE_SUFFIXES)}")
-    text_files = [path for path in paths if not path.name.endswith((".parquet", ".arrow"))]
+    text_files = [path for path in paths if not path.name.endswith(COLUMNAR_SUFFIXES)]
     parts = [_load_columnar(path) for path in paths if path not in text_files]
     if text_files:
         parts.append(_load_converted(text_files, on_bad_row))
@@ -55,14 +56,14 @@ def load_files(paths: list[Path], on_bad_row: OnBadRow = "error") -> datasets.Da
 
 
 def read_records(
-    path: Path, on_bad_row: OnBadRow = "error", skipped: list[str] | None = None
+    path: Path, on_bad_row: OnBadRow = "error", skipped: list[str] | None = None, *, hint: str = ""
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """(line or record number from 1, record) of a json, jsonl or csv file, plain or .gz; arguments as read_jsonl's."""
     if path.name.endswith((".csv", ".csv.gz")):
-        return _read_csv(path, on_bad_row, skipped)
+        return _read_csv(path, on_bad_row, skipped, hint)
     if path.name.endswith((".json", ".json.gz")) and not _is_json_lines(path):
         return _read_document(path)
-    return read_jsonl(path, on_bad_row, skipped)
+    return read_jsonl(path, on_bad_row, skipped, hint=hint)
 
 
 def _load_columnar(path: Path) -> datasets.Dataset:
@@ -81,7 +82,7 @@ def _load_converted(paths: list[Path], on_bad_row: OnBadRow) -> datasets.Dataset
     if not (arrow.exists() and report.exists()):
         types, skipped = ColumnTypes(), []
         for path in paths:
-            for _, record in read_records(path, on_bad_row, skipped):
+            for _, record in read_records(path, on_bad_row, skipped, hint=_HINT):
                 types.add(record)
         records = (record for path in paths for _, record in read_records(path, on_bad_row, []))
         write_arrow(arrow, records, types)
@@ -124,7 +125,10 @@ def _is_json_lines(path: Path) -> bool:
 def _read_document(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Records of a JSON document: a list of objects, or an object with one field that is such a list."""
     with _open_text(path) as file:
-        value = json.load(file)
+        text = file.read()
+        value = json.loads(text)
+    if "\\ud" in text.lower():
+        value = without_lone_surrogates(value)
     records = value if isinstance(value, list) else _list_field(value)
     if records is None:
         raise ValueError(f"{path}: expected a JSON list of objects, or an object with one field that is such a list")
@@ -139,7 +143,9 @@ def _list_field(value: dict[str, Any]) -> list[Any] | None:
     return lists[0] if len(lists) == 1 else None
 
 
-def _read_csv(path: Path, on_bad_row: OnBadRow, skipped: list[str] | None) -> Iterator[tuple[int, dict[str, Any]]]:
+def _read_csv(
+    path: Path, on_bad_row: OnBadRow, skipped: list[str] | None, hint: str
+) -> Iterator[tuple[int, dict[str, Any]]]:
     """Records of a csv file with a header line; values are text, empty ones are null."""
     csv.field_size_limit(sys.maxsize)  # the default of 128 KiB refuses long solutions
     with _open_text(path) as file:
@@ -153,6 +159,6 @@ def _read_csv(path: Path, on_bad_row: OnBadRow, skipped: list[str] | None) -> It
                     f"{path}:{reader.line_num}: expected {len(names)} fields ({', '.join(names)}), got {len(values)}"
                 )
                 if on_bad_row == "error":
-                    raise ValueError(f"{problem}. Correct the row, or pass --on_bad_row skip")
+                    raise ValueError(f"{problem}. Correct the row{hint and f', or {hint}'}")
                 if skipped is not None:
                     skipped.append(problem)

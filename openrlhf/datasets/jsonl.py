@@ -16,11 +16,13 @@ logger = logging.getLogger(__name__)
 
 OnBadRow = Literal["error", "skip"]
 
+# The white space that lists and objects start with where their column holds text too: see pack_json.
+_PACKED = "\r\t\r"
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def read_jsonl(
-    path: str | Path, on_bad_row: OnBadRow = "error", skipped: list[str] | None = None
+    path: str | Path, on_bad_row: OnBadRow = "error", skipped: list[str] | None = None, *, hint: str = ""
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Objects of a JSON-lines file, plain or gzip (name ending in .gz), one line in memory at a time.
 
@@ -29,6 +31,7 @@ def read_jsonl(
     Args:
         on_bad_row: what to do with a line that is no JSON object: "error" raises, "skip" leaves it out.
         skipped: gets "file:line: problem" of each line left out; None logs them instead.
+        hint: what else the caller's user can do about a bad line, such as "pass --on_bad_row skip".
     Yields:
         (line number from 1, object)
     Raises:
@@ -46,9 +49,9 @@ def read_jsonl(
         if problem is None and not isinstance(value, dict):
             problem = f"expected a JSON object, got {type(value).__name__}"
         if problem is None:
-            yield number, _without_lone_surrogates(value) if b"\\ud" in line.lower() else value
+            yield number, without_lone_surrogates(value) if b"\\ud" in line.lower() else value
         elif on_bad_row == "error":
-            raise ValueError(f"{path}:{number}: {problem}. Correct the line, or pass --on_bad_row skip")
+            raise ValueError(f"{path}:{number}: {problem}. Correct the line{hint and f', or {hint}'}")
         elif skipped is None:
             logger.warning("%s:%d: %s; line skipped", path, number, problem)
         else:
@@ -82,6 +85,27 @@ def write_jsonl(path: str | Path, rows: Iterable[dict[str, Any]]) -> int:
     return count
 
 
+def pack_json(value: list[Any] | dict[str, Any]) -> str:
+    """A list or object as JSON text, for a column that holds text in other rows; unpack_json tells the two apart."""
+    return _PACKED + json.dumps(value, ensure_ascii=False)
+
+
+def unpack_json(value: Any) -> Any:
+    """The list or object that pack_json made text of; every other value, JSON text included, as it is."""
+    return json.loads(value) if isinstance(value, str) and value.startswith((_PACKED + "[", _PACKED + "{")) else value
+
+
+def without_lone_surrogates(value: Any) -> Any:
+    """The value with escapes such as "\\ud800", which are half a character and cannot be stored, replaced by U+FFFD."""
+    if isinstance(value, str):
+        return _LONE_SURROGATE.sub("\ufffd", value)
+    if isinstance(value, list):
+        return [without_lone_surrogates(item) for item in value]
+    if isinstance(value, dict):
+        return {without_lone_surrogates(key): without_lone_surrogates(item) for key, item in value.items()}
+    return value
+
+
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
     opener = gzip.open if path.suffix == ".gz" else open
     number = 0
@@ -94,14 +118,3 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
                     yield number, line
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ValueError(f"{path}: damaged or truncated gzip file after line {number} ({error})") from error
-
-
-def _without_lone_surrogates(value: Any) -> Any:
-    """The value with escapes such as "\\ud800", which are half a character and cannot be stored, replaced by U+FFFD."""
-    if isinstance(value, str):
-        return _LONE_SURROGATE.sub("\ufffd", value)
-    if isinstance(value, list):
-        return [_without_lone_surrogates(item) for item in value]
-    if isinstance(value, dict):
-        return {_without_lone_surrogates(key): _without_lone_surrogates(item) for key, item in value.items()}
-    return value

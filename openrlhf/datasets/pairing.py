@@ -35,10 +35,11 @@ def build_pairs(
 
     Args:
         rows: solutions (see row_to_completion) with `is_correct`; read twice, by position.
-        exclude_questions: questions, in any spelling that normalise_question makes equal, that give no pairs.
+        exclude_questions: questions, in any spelling that normalise_question makes equal, that give no pairs. (Rows
+            are of one question where its text is equal but for white space.)
         strip_calculator: remove `<<...>>` from the solutions.
-        include_unparsed: keep solutions without a predicted answer (where the rows have that field) and those marked
-            `parsed: false`; these are mostly cut off or malformed.
+        include_unparsed: keep solutions marked `parsed: false`, and wrong ones whose predicted answer is null; these
+            are mostly cut off or malformed. (A correct solution has an answer, whether the row names it or not.)
     Returns:
         (pairs with question, correct, incorrect, in order of the questions' appearance; counts of rows read, of rows
         left out by reason, of questions and of pairs). A solution that is labelled both ways counts as "conflicting".
@@ -58,10 +59,10 @@ def build_pairs(
         if reason:
             counts[reason] += 1
             continue
-        key = normalise_question(question)
-        if key in excluded:
+        if excluded and normalise_question(question) in excluded:
             counts["contaminated"] += 1
             continue
+        key = " ".join(question.split())
         group = groups.setdefault(key, _Solutions(question))
         group.add(i, solution, is_correct)
     pairs = []
@@ -73,7 +74,8 @@ def build_pairs(
         counts["questions_without_correct"] += not correct
         counts["questions_without_wrong"] += not wrong
         counts["questions_paired"] += bool(correct and wrong)
-        for i, j in _draw(correct, wrong, pairs_per_question, random.Random(f"{seed}:{key}")):
+        spelling = normalise_question(key)  # the draw does not depend on how a question is written
+        for i, j in _draw(correct, wrong, pairs_per_question, random.Random(f"{seed}:{spelling}")):
             texts = (_parts(k, rows[k], strip_calculator)[1] for k in (i, j))
             pairs.append(dict(zip(("question", "correct", "incorrect"), (group.question, *texts), strict=True)))
     counts["pairs"] = len(pairs)
@@ -81,8 +83,9 @@ def build_pairs(
 
 
 def normalise_question(text: str) -> str:
-    """A form that is equal for spellings of one question.
+    """A form that is equal for spellings of one question, for decontamination.
 
+    It is loose: a few different questions become equal too, such as f'(2) and f''(2), or 5² and 52.
     Case, white space, quotes, Unicode variants and punctuation do not count, except `.`, `,` and `:` between digits.
     Signs of arithmetic count.
     """
@@ -134,7 +137,8 @@ def _reason(row: Mapping[str, Any], solution: str, is_correct: bool | None, incl
         return "unlabelled"
     if not solution.strip():
         return "empty"
-    unparsed = row.get("parsed") is False or ("predicted_answer" in row and row["predicted_answer"] is None)
+    no_answer = not is_correct and "predicted_answer" in row and row["predicted_answer"] is None
+    unparsed = no_answer or str(row.get("parsed")).strip().lower() in ("false", "0")
     return "unparsed" if unparsed and not include_unparsed else None
 
 

@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from openrlhf.datasets.adapters import as_text_or_messages
+from openrlhf.datasets.jsonl import unpack_json
 from openrlhf.datasets.sources import fingerprint_rows
 from openrlhf.datasets.templates import render_prompt, split_chat
 from openrlhf.datasets.tokenize import encode_prompts, encode_responses
@@ -89,26 +91,31 @@ class SFTData:
 def prepare_sft(rows: datasets.Dataset, tokenizer: Any, options: SFTOptions) -> SFTData:
     """Render and tokenise all rows. An answer that does not fit is dropped and counted: half a solution is no example.
 
+    Rows whose prompt or answer is null are dropped and counted as "missing_value".
+
     Raises:
-        ValueError: a column is missing, or no row is left.
+        ValueError: a column is missing, a value is neither text nor messages (named by its row), or no row is left.
     """
     names = rows.column_names
     if options.input_key not in names:
         raise ValueError(f"expected a column {options.input_key!r}, got {names}; pass --input_key")
     output_key = options.output_key or next((name for name in OUTPUT_KEYS if name in names), None)
-    first = rows[0][options.input_key] if len(rows) else ""
-    if isinstance(first, str) and output_key not in names:
+    first = next((value for value in rows[:100][options.input_key] if value is not None), "")
+    if isinstance(as_text_or_messages(first), str) and output_key not in names:
         raise ValueError(
             f"expected a column with answers ({options.output_key or OUTPUT_KEYS}), got {names}; pass --output_key"
         )
-    texts = [_render(row, tokenizer, options, output_key) for row in rows]
+    rendered = [_render_row(i, row, tokenizer, options, output_key) for i, row in enumerate(rows)]
+    texts = [text for text in rendered if text is not None]
     prompts = encode_prompts(tokenizer, [prompt for prompt, _ in texts])
     responses = encode_responses(tokenizer, [answer for _, answer in texts])
-    reasons = [
+    reasons = ["missing_value"] * (len(rendered) - len(texts))
+    fits = [
         "empty_answer" if len(r) < 2 else "too_long" if len(p) + len(r) > options.max_len else "kept"
         for p, r in zip(prompts, responses, strict=True)
     ]
-    keep = [i for i, reason in enumerate(reasons) if reason == "kept"]
+    reasons += fits
+    keep = [i for i, reason in enumerate(fits) if reason == "kept"]
     counts = {"read": len(rows), **{reason: reasons.count(reason) for reason in sorted(set(reasons))}}
     if not keep:
         raise ValueError(f"no row is left of {len(rows)} ({counts}): check --max_len {options.max_len} and the columns")
@@ -118,14 +125,42 @@ def prepare_sft(rows: datasets.Dataset, tokenizer: Any, options: SFTOptions) -> 
     return SFTData([prompts[i] for i in keep], [responses[i] for i in keep], counts, digest.hexdigest()[:32])
 
 
-def _render(row: Mapping[str, Any], tokenizer: Any, options: SFTOptions, output_key: str | None) -> tuple[str, str]:
-    value = row[options.input_key]
+def _render_row(
+    i: int, row: Mapping[str, Any], tokenizer: Any, options: SFTOptions, output_key: str | None
+) -> tuple[str, str] | None:
+    try:
+        return _render(row, tokenizer, options, output_key)
+    except ValueError as error:
+        raise ValueError(f"row {i}: {error}") from error
+
+
+def _render(
+    row: Mapping[str, Any], tokenizer: Any, options: SFTOptions, output_key: str | None
+) -> tuple[str, str] | None:
+    """Prompt and answer of a row as text; None where one of them is null."""
+    value = as_text_or_messages(row[options.input_key])
+    answer = unpack_json(row[output_key]) if output_key in row else None
+    if value is None:
+        return None
+    if not isinstance(answer, str | None):
+        raise ValueError(f"column {output_key!r}: expected text, got {type(answer).__name__}")
     if not isinstance(value, str):
-        messages = list(value)
-        if output_key is not None and row.get(output_key) and messages[-1]["role"] != "assistant":
-            messages.append({"role": "assistant", "content": row[output_key]})
-        return split_chat(messages, tokenizer)
-    answer = row[output_key] or ""
+        return _render_messages(value, answer, tokenizer, options, output_key)
+    if answer is None:
+        if output_key not in row:
+            raise ValueError(f"column {options.input_key!r} holds text here, and no column holds its answer")
+        return None
     if options.apply_chat_template:
         return split_chat([{"role": "user", "content": value}, {"role": "assistant", "content": answer}], tokenizer)
     return render_prompt(options.input_template, value) if options.input_template else value, answer
+
+
+def _render_messages(
+    value: Any, answer: str | None, tokenizer: Any, options: SFTOptions, output_key: str | None
+) -> tuple[str, str] | None:
+    """A conversation, with the answer behind it where it does not end in one."""
+    if not isinstance(value, list) or not all(isinstance(message, Mapping) for message in value):
+        raise ValueError(f"column {options.input_key!r}: expected text or a list of messages, got {value!r:.80}")
+    if output_key is None or (value and value[-1].get("role") == "assistant"):
+        return split_chat(value, tokenizer)
+    return None if answer is None else split_chat([*value, {"role": "assistant", "content": answer}], tokenizer)

@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from openrlhf.datasets.jsonl import OnBadRow
 
 logger = logging.getLogger(__name__)
 
-# File names in a folder that start with one of these words belong to that split.
+# File names in a folder that start with one of these words, with no letter behind it, belong to that split.
 _SPLIT_WORDS = {
     "train": "train",
     "validation": "validation",
@@ -29,6 +30,7 @@ _SPLIT_WORDS = {
     "eval": "validation",
     "test": "test",
 }
+_SPLIT_NAME = re.compile(rf"({'|'.join(_SPLIT_WORDS)})(?![a-z])")
 
 
 def load_rows(
@@ -48,7 +50,8 @@ def load_rows(
 
     Args:
         spec: one source or several, comma separated.
-        split: of data sets that have splits; in a folder whose files are named train*, validation*, test*, the files.
+        split: of data sets that have splits; in a folder whose files are named train, validation, test
+            (and more behind it that does not start with a letter), the files.
             A single file is taken whole.
         probs: share of the rows of each source, comma separated, as "0.7,0.3"; they are scaled to sum to 1. As many
             rows as the shares allow are drawn, none of them twice, in random order. None: all rows of all sources, in
@@ -169,6 +172,17 @@ def fingerprint_rows(dataset: datasets.Dataset) -> str:
     return digest.hexdigest()
 
 
+def source_files(name: str, split: str) -> list[Path]:
+    """The files that load_rows reads of one local source; none for a saved data set, or one that is not there."""
+    path = Path(name).expanduser()
+    base, _, subset = name.partition("@")
+    if not path.exists() and subset:
+        path = Path(base).expanduser() / subset
+    if path.is_dir():
+        return _folder_files(path, split)[0]
+    return [path] if path.is_file() else []
+
+
 def _load_source(name: str, split: str, on_bad_row: OnBadRow) -> datasets.Dataset:
     path = Path(name).expanduser()
     base, _, subset = name.partition("@")
@@ -193,25 +207,35 @@ def _load_folder(folder: Path, split: str, on_bad_row: OnBadRow) -> datasets.Dat
         if split not in saved:
             raise ValueError(f"{folder}: no split {split!r}, it has {sorted(saved)}")
         return saved[split]
-    files = sorted(
-        path for path in folder.iterdir() if path.name.endswith(FILE_SUFFIXES) and not path.name.startswith(".")
-    )
-    if not files:
+    files, left_out = _folder_files(folder, split)
+    if not files and not left_out:
         raise ValueError(
             f"{folder}: no data files in this folder (expected names ending in {', '.join(FILE_SUFFIXES)})"
         )
-    splits = {path: _split_of(path) for path in files}
-    if any(splits.values()):
-        files = [path for path in files if splits[path] == _SPLIT_WORDS.get(split, split)]
-        if not files:
-            names = sorted({value for value in splits.values() if value})
-            raise ValueError(f"{folder}: no files of split {split!r}, it has files of {names}")
+    if not files:
+        names = sorted({found for path in left_out if (found := _split_of(path))})
+        raise ValueError(f"{folder}: no files of split {split!r}, it has files of {names}")
+    if left_out:
+        shown = ", ".join(path.name for path in left_out[:20])
+        logger.warning("%s: %d files are not of split %r and left out: %s", folder, len(left_out), split, shown)
     return load_files(files, on_bad_row)
 
 
+def _folder_files(folder: Path, split: str) -> tuple[list[Path], list[Path]]:
+    """Data files of a folder: those of the split, and the others; all are of it where no name starts with a split's."""
+    files = sorted(
+        path for path in folder.iterdir() if path.name.endswith(FILE_SUFFIXES) and not path.name.startswith(".")
+    )
+    splits = {path: _split_of(path) for path in files}
+    if not any(splits.values()):
+        return files, []
+    wanted = _SPLIT_WORDS.get(split, split)
+    return [path for path in files if splits[path] == wanted], [path for path in files if splits[path] != wanted]
+
+
 def _split_of(path: Path) -> str | None:
-    word = path.name.lower().replace("_", ".").replace("-", ".").split(".")[0]
-    return _SPLIT_WORDS.get(word)
+    match = _SPLIT_NAME.match(path.name.lower())
+    return _SPLIT_WORDS[match.group(1)] if match else None
 
 
 def _looks_like_path(name: str) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from openrlhf.datasets.jsonl import unpack_json
+
 Message = Mapping[str, Any]
 
 # "nemo" is the prompt of OpenMathInstruct-1 fine-tuning in Nemo-Skills (Toshniwal et al. 2024, arXiv 2402.10176).
@@ -53,11 +55,11 @@ def message_text(message: Message) -> str:
     Raises:
         ValueError: no text content.
     """
-    content = message.get("content")
+    content = unpack_json(message.get("content"))
     if isinstance(content, str):
         return content
     if isinstance(content, Sequence):
-        parts = [part.get("text") if isinstance(part, Mapping) else part for part in content]
+        parts = [part.get("text") if isinstance(part, Mapping) else part for part in map(unpack_json, content)]
         if all(isinstance(part, str) for part in parts):
             return "".join(parts)
     raise ValueError(

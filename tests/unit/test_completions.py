@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 
+import datasets
 import pytest
 
 from openrlhf.datasets.completions import (
@@ -17,6 +18,7 @@ from openrlhf.datasets.completions import (
     sample_files,
     write_jsonl,
 )
+from openrlhf.datasets.sources import load_rows
 
 ROW = {
     "question": "1+1?",
@@ -99,6 +101,37 @@ def test_bad_lines_are_named_by_file_and_line(tmp_path):
     assert list(read_jsonl(tmp_path / "b.jsonl.gz", "skip", skipped)) == [] and len(skipped) == 1
     with pytest.raises(ValueError, match="no such file"):
         read_completions(tmp_path / "missing.jsonl")
+
+
+def test_hint_at_a_flag_is_the_callers(tmp_path):
+    (tmp_path / "a.jsonl").write_text("{broken\n")
+    (tmp_path / "a.csv").write_text("question,generated_solution\nq\n")
+    for name in ("a.jsonl", "a.csv"):
+        with pytest.raises(ValueError, match=name) as error:
+            read_completions(tmp_path / name)
+        assert "on_bad_row" not in str(error.value)
+    with pytest.raises(ValueError, match=r"Correct the line, or pass --skip$"):
+        list(read_jsonl(tmp_path / "a.jsonl", hint="pass --skip"))
+
+
+def test_parquet_completions(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    rows = [ROW, {**ROW, "sample": None}, {"question": "q", "is_correct": True}]
+    datasets.Dataset.from_list(rows[:2]).to_parquet(tmp_path / "a.parquet")
+    completions = read_completions(tmp_path / "a.parquet")
+    assert completion_to_row(completions[0]) == ROW and completions[1].sample == 1
+    datasets.Dataset.from_list(rows).to_parquet(tmp_path / "b.parquet")
+    with pytest.raises(ValueError, match=r"b\.parquet:3: a completion needs"):
+        read_completions(tmp_path / "b.parquet")
+
+
+def test_solution_that_is_a_list_is_refused_beside_text(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    write_jsonl(tmp_path / "a.jsonl", [ROW, {**ROW, "generated_solution": ["a"]}])
+    rows = load_rows(str(tmp_path / "a.jsonl"))
+    assert row_to_completion(rows[0]).generated_solution == ROW["generated_solution"]
+    with pytest.raises(ValueError, match="a completion needs text"):
+        row_to_completion(rows[1])
 
 
 def test_samples_are_numbered_within_their_question(tmp_path):

@@ -71,6 +71,11 @@ def test_same_seed_same_bytes(tmp_path, solutions):
         ({"generations": ["a/other=b.jsonl"], "generations_dir": "d"}, "BENCHMARK=SOURCE"),
         ({"solutions": "s.jsonl", "output": "pairs.txt"}, "'pairs.txt'"),
         ({"solutions": "s.jsonl", "output": "p.jsonl", "on_bad_row": "drop"}, "'drop'"),
+        ({"solutions": "s.jsonl", "output": "s3://bucket/p.jsonl"}, "--output: expected a local path.*s3://bucket"),
+        (
+            {"generations": ["a=b.jsonl"], "generations_dir": "s3://bucket/d"},
+            "--generations_dir: expected a local path",
+        ),
         ({"solutions": "missing.jsonl", "output": "p.jsonl"}, "no such file"),
     ],
 )
@@ -87,6 +92,34 @@ def test_failing_command_prints_one_line_and_writes_nothing(tmp_path, capsys):
     error = capsys.readouterr().err
     assert stop.value.code == 1 and not output.exists()
     assert error.count("\n") == 1 and "no pairs from 1 solutions" in error
+
+
+def test_output_never_overwrites_a_source(tmp_path, solutions, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "folder"
+    write_jsonl(folder / "train.jsonl", rows_of(solutions))
+    write_jsonl(folder / "test.jsonl", [{"question": "four"}])
+    (tmp_path / "link.jsonl").symlink_to(solutions)
+    before = {path: path.read_bytes() for path in (Path(solutions), *folder.iterdir())}
+    for flags in (
+        {"solutions": solutions, "output": "folder/../solutions.jsonl"},
+        {"solutions": f"{folder},{solutions}", "output": "link.jsonl"},
+        {"solutions": str(folder), "output": "folder/train.jsonl"},
+        {"solutions": solutions, "output": "folder/test.jsonl", "decontaminate": ["folder/test.jsonl"]},
+        {"solutions": solutions, "output": "folder/test.jsonl", "decontaminate": ["folder"]},
+    ):
+        with pytest.raises(ValueError, match="--output .* would be overwritten"):
+            run(DataSetupConfig(**flags))
+    assert {path: path.read_bytes() for path in before} == before
+    run(DataSetupConfig(solutions=str(folder), output="folder/pairs.jsonl"))
+
+
+def test_unreadable_test_question_is_skipped_on_demand(tmp_path, solutions):
+    (tmp_path / "t.jsonl").write_text('{broken\n{"question": "two"}\n')
+    flags = {"solutions": solutions, "output": str(tmp_path / "p.jsonl"), "decontaminate": [str(tmp_path / "t.jsonl")]}
+    with pytest.raises(ValueError, match=r"t\.jsonl:1: .*--on_bad_row skip"):
+        run(DataSetupConfig(**flags))
+    assert run(DataSetupConfig(**flags, on_bad_row="skip"))["contaminated"] == 4
 
 
 def test_decontamination_needs_questions(tmp_path, solutions):

@@ -52,7 +52,7 @@ def test_duplicates_and_conflicts_are_left_out():
     rows = [
         solution("q", "A", True),
         solution("q", "A ", True),  # the same but for white space
-        solution("Q ", "B", False),  # the same question in another spelling
+        solution(" q", "B", False),  # the same question but for white space
         solution("q", "C", True),
         solution("q", "C", False),  # labelled both ways
     ]
@@ -88,6 +88,30 @@ def test_unusable_rows_are_counted_by_reason():
     assert counts == expected
     pairs, _ = build_pairs(rows, 10, 0, include_unparsed=True)
     assert sorted(pair["incorrect"] for pair in pairs) == ["B", "C", "D"]
+
+
+def test_questions_that_are_alike_are_not_paired():
+    for a, b in (("f'(2)?", "f''(2)?"), ("5²", "52"), (".5", "5"), ("X", "x")):
+        pairs, counts = build_pairs([solution(a, "A", True), solution(b, "B", False)], 4, 0)
+        assert pairs == [] and counts["questions"] == 2
+        excluded = build_pairs([solution(a, "A", True), solution(b, "B", False)], 4, 0, exclude_questions=[a.upper()])
+        assert excluded[1]["contaminated"] >= 1
+
+
+def test_null_answer_of_a_correct_solution_is_not_unparsed():
+    labelled = datasets.Dataset.from_list(
+        [solution("q", "A", True, predicted_answer=None), solution("q", "B", False, predicted_answer="2")]
+        + [solution("q", "C", False, predicted_answer=None)]
+    )
+    pairs, counts = build_pairs(labelled, 9, 0)
+    assert pairs == [{"question": "q", "correct": "A", "incorrect": "B"}] and counts["unparsed"] == 1
+
+
+@pytest.mark.parametrize("no", [False, "False", "false ", "0", 0])
+def test_mark_of_unparsed_solutions_is_read_from_text_too(no):
+    rows = [solution("q", "A", True, parsed="True"), solution("q", "B", False, parsed=None)]
+    pairs, counts = build_pairs([*rows, solution("q", "C", False, parsed=no)], 9, 0)
+    assert [pair["incorrect"] for pair in pairs] == ["B"] and counts["unparsed"] == 1
 
 
 def test_test_questions_are_left_out_in_any_spelling():

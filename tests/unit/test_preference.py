@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from openrlhf.datasets.adapters import resolve_options
 from openrlhf.datasets.hh import hh_messages, parse_hh
+from openrlhf.datasets.jsonl import write_jsonl
 from openrlhf.datasets.preference import (
     PreferenceOptions,
     build_pair,
@@ -25,6 +26,7 @@ from openrlhf.datasets.preference import (
     prepare_preferences,
     row_to_example,
 )
+from openrlhf.datasets.sources import load_rows
 from tests.tiny import tiny_tokenizer
 
 EOS = 2
@@ -344,6 +346,60 @@ def test_templates_are_applied_as_documented():
     assert prompt(hh, input_template="<{question}>") == f"<{DIALOGUE}>"
 
 
+def test_text_and_message_lists_in_one_column_are_both_rendered(tmp_path):
+    question, tokenizer = [{"role": "user", "content": "what is"}], tiny_tokenizer()
+    good, parts = "the answer", [{"type": "text", "text": "the "}, "answer"]
+    rows = [
+        {"prompt": "what is", "chosen": good, "rejected": "no"},
+        {"prompt": question, "chosen": good, "rejected": "no"},
+        {"prompt": question, "chosen": [{"role": "assistant", "content": good}], "rejected": "no"},
+        {"prompt": question, "chosen": [{"role": "assistant", "content": parts}], "rejected": "no"},
+        {"prompt": [{"role": "user", "content": ["what", " is"]}], "chosen": good, "rejected": "no"},
+    ]
+    for ordered in (rows, rows[::-1]):
+        write_jsonl(tmp_path / "a.jsonl", ordered)
+        data = prepare_preferences(
+            load_rows(str(tmp_path / "a.jsonl")), tokenizer, PreferenceOptions(apply_chat_template=True)
+        )
+        assert len(data) == 5 and all(data[i] == data[0] for i in range(5))
+        assert data[0].chosen_ids == encode_response(tokenizer, good)
+    write_jsonl(tmp_path / "b.jsonl", [*rows[:2], {"prompt": '[{"role": "user"}]', "chosen": "a", "rejected": "b"}])
+    with pytest.raises(ValueError, match="row 1: column 'prompt': message lists.*--apply_chat_template"):
+        prepare_preferences(load_rows(str(tmp_path / "b.jsonl")), tokenizer, PreferenceOptions())
+    write_jsonl(tmp_path / "c.jsonl", [rows[0], {**rows[0], "chosen": ["a"]}])
+    with pytest.raises(ValueError, match="row 1: column 'chosen': expected text or a list of messages"):
+        prepare_preferences(load_rows(str(tmp_path / "c.jsonl")), tokenizer, PreferenceOptions())
+
+
+def test_text_beside_whole_conversations_is_counted(tmp_path):
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    other = [messages[0], {"role": "assistant", "content": "c"}]
+    rows = [{"chosen": messages, "rejected": other}, {"chosen": "b", "rejected": "c"}]
+    write_jsonl(tmp_path / "a.jsonl", rows)
+    options = PreferenceOptions(apply_chat_template=True)
+    data = prepare_preferences(load_rows(str(tmp_path / "a.jsonl")), tiny_tokenizer(), options)
+    assert data.counts == {"read": 2, "kept": 1, "truncated": 0, "empty_turn": 1}
+
+
+def test_text_that_looks_like_messages_stays_text(tmp_path):
+    text = '[{"role": "user", "content": "a"}]'
+    rows = [{"prompt": text, "chosen": "a", "rejected": "b"}, {"prompt": [{"role": "user", "content": text}]}]
+    write_jsonl(tmp_path / "a.jsonl", [rows[0], {**rows[0], **rows[1]}])
+    options = PreferenceOptions(apply_chat_template=True)
+    data = prepare_preferences(load_rows(str(tmp_path / "a.jsonl")), tiny_tokenizer(), options)
+    assert data[0] == data[1] and text in data.example_text(0, tiny_tokenizer())
+
+
+def test_message_lists_beside_dialogues_are_refused(tmp_path):
+    dialogue = "\n\nHuman: a\n\nAssistant: "
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    rows = [{"chosen": dialogue + "b", "rejected": dialogue + "c"}, {"chosen": messages, "rejected": dialogue}]
+    write_jsonl(tmp_path / "a.jsonl", rows)
+    options = PreferenceOptions(apply_chat_template=True)
+    with pytest.raises(ValueError, match="row 1: column 'chosen' holds message lists"):
+        prepare_preferences(load_rows(str(tmp_path / "a.jsonl")), tiny_tokenizer(), options)
+
+
 # ---- prepared data and batches
 
 ROWS = [
@@ -463,8 +519,6 @@ def test_huge_rows_are_cut_and_counted():
 
 
 def test_real_hh_rows(shared_data):
-    from openrlhf.datasets.sources import load_rows
-
     rows = load_rows(str(shared_data / "hh_harmless_dev.jsonl.gz"))
     data = prepare_preferences(rows, tiny_tokenizer(), PreferenceOptions(max_len=100_000))
     # 5 rows have two assistant turns in a row, 2 an empty answer (counted by hand with a regular expression)

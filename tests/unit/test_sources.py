@@ -11,6 +11,7 @@ import datasets
 import numpy as np
 import pytest
 
+from openrlhf.datasets.jsonl import unpack_json
 from openrlhf.datasets.sources import blend_indices, fingerprint_rows, load_rows, parse_probs, split_rows
 
 
@@ -99,10 +100,24 @@ def test_types_that_differ_between_rows(tmp_path):
     assert [row["n"] for row in loaded] == [1.0, 2.5, None]
     assert [row["mixed"] for row in loaded] == ["3", "x", "true"]
     assert [row["nested"] for row in loaded] == [{"a": 1, "b": None}, {"a": None, "b": ["1", "2"]}, None]
-    assert [row["odd"] for row in loaded] == ["text", "[1]", None]
+    assert [unpack_json(row["odd"]) for row in loaded] == ["text", [1], None]
+    assert json.loads(loaded[1]["odd"]) == [1]
     assert [row["big"] for row in loaded] == ["1", str(10**30), None]
     assert [row["only"] for row in loaded] == [None] * 3
     assert loaded[2]["mixed_list"] == [None, 1.5, 2.0] and loaded[2]["late"] == "here"
+
+
+def test_text_that_looks_like_json_stays_text_beside_lists(tmp_path):
+    rows = [{"a": "[1]"}, {"a": [1, {"b": "é"}]}, {"a": '{"x": 1}'}, {"a": {"x": 1}}]
+    loaded = [row["a"] for row in load_rows(write(tmp_path / "a.jsonl", rows))]
+    assert [unpack_json(value) for value in loaded[:1] + loaded[2:]] == ["[1]", '{"x": 1}', {"x": 1}]
+    assert list(map(unpack_json, unpack_json(loaded[1]))) == [1, {"b": "é"}]
+
+
+@pytest.mark.parametrize("value", [1, 1.5, True, "x", [1], {"b": 1}])
+def test_object_without_fields_is_null_beside_other_values(tmp_path, value):
+    loaded = load_rows(write(tmp_path / "a.jsonl", [{"a": value}, {"a": {}}])).to_list()
+    assert loaded == [{"a": value}, {"a": {"b": None} if isinstance(value, dict) else None}]
 
 
 def test_null_in_the_first_thousands_of_rows(tmp_path):
@@ -114,6 +129,12 @@ def test_half_a_surrogate_pair_is_replaced(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text('{"a": "x\\ud83dy"}\n{"a": "\\ud83d\\ude00"}\n')
     assert load_rows(str(path))["a"][:] == ["x\ufffdy", "\U0001f600"]
+
+
+def test_half_a_surrogate_pair_in_a_document_is_replaced(tmp_path):
+    (tmp_path / "a.json").write_text('[{"a": "x\\uD83Dy", "b": [{"c": "\\ud83d\\ude00\\udc00"}]}]')
+    rows = load_rows(str(tmp_path / "a.json")).to_list()
+    assert rows == [{"a": "x\ufffdy", "b": [{"c": "\U0001f600\ufffd"}]}]
 
 
 def test_huge_rows(tmp_path):
@@ -190,6 +211,17 @@ def test_files_named_for_splits_are_kept_apart(tmp_path):
     with pytest.raises(ValueError, match="no files of split 'test'.*train.*validation"):
         load_rows(str(tmp_path / "d"), "test")
     assert load_rows(f"{tmp_path}@d").to_list() == ROWS[:4]
+
+
+def test_numbered_split_files_are_kept_apart_and_others_named(tmp_path, caplog):
+    names = ["train1", "test1", "Train_2", "val2", "eval-x", "training", "tests", "evaluation", "notes"]
+    for i, name in enumerate(names):
+        write(tmp_path / "d" / f"{name}.jsonl", [{"i": i}])
+    with caplog.at_level(logging.WARNING):
+        assert sorted(load_rows(str(tmp_path / "d"))["i"]) == [0, 2]
+    assert all(f"{name}.jsonl" in caplog.text for name in names if name not in ("train1", "Train_2"))
+    assert load_rows(str(tmp_path / "d"), "test")["i"][:] == [1]
+    assert sorted(load_rows(str(tmp_path / "d"), "validation")["i"]) == [3, 4]
 
 
 @pytest.mark.parametrize("name", ["missing.jsonl", "./missing", "/no/such/folder", "a/b/c", "~/no-such-file-here"])
