@@ -5,7 +5,7 @@
 #   DATA=<folder> run_scripts/train_small_lm.sh [gsm8k] [hh]
 #
 # DATA holds gsm8k_solutions/{train,validation}.jsonl (labelled solutions) and hh_harmless_dev.jsonl.gz. Finished parts
-# are kept: run it again to go on. PAIRS (240, of GSM8K) and OUT (runs/small_lm) can be set.
+# are kept: run it again to go on. PAIRS (120, of GSM8K) and OUT (runs/small_lm) can be set.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -13,7 +13,7 @@ cd "$root"
 export PATH="$root/.venv/bin:$PATH"
 DATA=${DATA:?set DATA to the folder with gsm8k_solutions and hh_harmless_dev.jsonl.gz}
 OUT=${OUT:-runs/small_lm}
-PAIRS=${PAIRS:-240}
+PAIRS=${PAIRS:-120}
 MODEL=${MODEL:-models/SmolLM2-135M-Instruct}
 tasks=${*:-gsm8k hh}
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(getconf _NPROCESSORS_ONLN)}
@@ -40,7 +40,7 @@ if [[ " $tasks " == *" gsm8k "* ]]; then
     head -n "$PAIRS" "$OUT/gsm8k_pairs.jsonl" >"$OUT/gsm8k_train.jsonl"
     for strategy in vanilla contrastive; do
         train gsm8k "$strategy" --dataset "$OUT/gsm8k_train.jsonl" --eval_dataset "$OUT/gsm8k_validation_pairs.jsonl" \
-            --input_template plain --learning_rate 1e-4
+            --input_template plain --learning_rate 5e-5
     done
     goal=$OUT/gsm8k-contrastive-goal
     [[ -f $goal/goal_state.npy ]] || python examples/get_representation.py --dataset "$OUT/gsm8k_train.jsonl" \
