@@ -11,6 +11,7 @@ import errno
 import fcntl
 import itertools
 import json
+import logging
 import os
 import re
 import shutil
@@ -19,6 +20,8 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+logger = logging.getLogger(__name__)
 
 COMPLETE_NAME = "complete.json"
 GIB = 2**30  # bytes
@@ -206,6 +209,8 @@ def hold_lock(path: str | Path, active: bool = True) -> Iterator[None]:
             raise ValueError(
                 f"another run ({handle.read().strip() or 'unknown'}) writes to {path}; wait, or choose another folder"
             ) from error
+        except OSError as error:  # some network file systems have no locks: go on without
+            logger.warning("%s cannot be locked (%s); make sure that no other run writes to %s", lock, error, path)
         handle.truncate(0)
         handle.write(f"process {os.getpid()} on {_HOST}\n")
         handle.flush()
