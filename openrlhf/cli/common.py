@@ -77,10 +77,11 @@ def resolve_attention(flash_attn: bool, attn_implementation: str | None) -> str 
     return "sdpa"
 
 
-def position_table(model: torch.nn.Module) -> bool:
-    """True for a model with a learned table of positions (GPT-2), which ends where the table ends."""
+def position_limit(model: torch.nn.Module) -> int | None:
+    """Tokens after which a model's learned table of positions ends (GPT-2); None where there is no table."""
     tables = [name for name, part in model.named_modules() if isinstance(part, torch.nn.Embedding)]
-    return any(name.endswith("wpe") or "position" in name for name in tables)
+    learned = any(name.endswith("wpe") or "position" in name for name in tables)
+    return model.config.get_text_config().max_position_embeddings if learned else None
 
 
 def check_positions(model: torch.nn.Module, longest: int, max_len: int) -> None:
@@ -92,7 +93,7 @@ def check_positions(model: torch.nn.Module, longest: int, max_len: int) -> None:
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if limit is None or longest <= limit:
         return
-    if position_table(model):
+    if position_limit(model) is not None:
         raise ValueError(f"the longest row has {longest} tokens, the model {limit} positions: pass --max_len {limit}")
     logger.warning("the longest row has %d tokens, the model was made for %d (--max_len %d)", longest, limit, max_len)
 

@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -84,10 +85,11 @@ def train_models(config: QuickstartConfig, seed: int, folder: Path) -> None:
         train_rm.run(settings)
 
 
-def chosen_sequences(tokenizer, seed: int, config: QuickstartConfig) -> list[list[int]]:
+@lru_cache(maxsize=1)  # both models of a seed are asked for the same pairs
+def chosen_sequences(seed: int, max_pairs: int | None) -> list[list[int]]:
     """Token ids of prompt and chosen response of every training pair."""
-    settings = TrainRMConfig(pretrain=POCKET, dataset=POCKET, seed=seed, max_len=256, max_samples=config.max_pairs)
-    pairs, _ = train_rm.load_pairs(settings, tokenizer)
+    settings = TrainRMConfig(pretrain=POCKET, dataset=POCKET, seed=seed, max_len=256, max_samples=max_pairs)
+    pairs, _ = train_rm.load_pairs(settings, load_tokenizer(resolve_pocket_model(POCKET)))
     return [[*pairs[i].prompt_ids, *pairs[i].chosen_ids] for i in range(len(pairs))]
 
 
@@ -106,7 +108,7 @@ def score_all(config: QuickstartConfig, seed: int, folder: Path) -> dict[str, di
         checkpoint = folder / strategy
         model, tokenizer = load_reward_model(checkpoint).eval(), load_tokenizer(checkpoint)
         fingerprint = checkpoint_fingerprint(checkpoint)
-        goal = goal_of(config, model, tokenizer, seed, folder / "goals" / strategy, fingerprint)
+        goal = goal_of(config, model, seed, folder / "goals" / strategy, fingerprint)
         rows[strategy] = {
             split: score_completions(
                 model,
@@ -123,7 +125,7 @@ def score_all(config: QuickstartConfig, seed: int, folder: Path) -> dict[str, di
     return rows
 
 
-def goal_of(config: QuickstartConfig, model, tokenizer, seed: int, folder: Path, fingerprint: str) -> GoalState:
+def goal_of(config: QuickstartConfig, model, seed: int, folder: Path, fingerprint: str) -> GoalState:
     """Goal state of a checkpoint, read when it was computed before."""
     if (folder / "goal_state.npy").is_file():
         goal = GoalState.load(folder / "goal_state.npy")
@@ -131,7 +133,7 @@ def goal_of(config: QuickstartConfig, model, tokenizer, seed: int, folder: Path,
             return goal
     goal = compute_goal_state(
         model,
-        chosen_sequences(tokenizer, seed, config),
+        chosen_sequences(seed, config.max_pairs),
         batch_tokens=16384,
         template=POCKET,
         max_len=256,

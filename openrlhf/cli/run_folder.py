@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
 from openrlhf.trainer.config import TrainConfig
+from openrlhf.trainer.engine import Engine
 from openrlhf.utils.checkpoint import atomic_dir, clean_stale, ensure_writable, list_checkpoints, require_free_space
 from openrlhf.utils.run_log import RUN_FILES
 from openrlhf.utils.storage import check_s3_target, upload_dir
@@ -87,6 +89,16 @@ def replaced_folder(path: str | Path):
     """A temporary folder that takes the place of ``path`` at the end; the files of the run in it are kept."""
     with atomic_dir(path, carry=RUN_FILES) as folder:
         yield folder
+
+
+def publish_model(engine: Engine, path: str | Path, write: Callable[[Path], None]) -> None:
+    """Put what ``write`` writes in place of ``path``. Collective: it runs in every process."""
+    if engine.is_main:
+        with replaced_folder(path) as folder:
+            write(folder)
+    else:
+        write(Path(path))
+    engine.barrier()
 
 
 def upload_result(config: TrainConfig) -> None:

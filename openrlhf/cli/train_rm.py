@@ -21,7 +21,7 @@ from openrlhf.cli.common import (
     main_only,
     open_log,
     optimizer_settings,
-    position_table,
+    position_limit,
     print_resolved,
     resolve_attention,
     resolve_pocket_model,
@@ -33,7 +33,7 @@ from openrlhf.cli.common import (
 )
 from openrlhf.cli.model_card import reward_model_card
 from openrlhf.cli.parser import parse_config
-from openrlhf.cli.run_folder import check_outputs, check_room, replaced_folder, upload_result
+from openrlhf.cli.run_folder import check_outputs, check_room, publish_model, upload_result
 from openrlhf.cli.splits import load_splits, refuse_training_rows, warn_of_shared_prompts
 from openrlhf.datasets.adapters import PreferenceOptions
 from openrlhf.datasets.preference import PreferenceData, prepare_preferences
@@ -216,12 +216,7 @@ class ModelWriter:
 
     def publish(self, figures: dict[str, float] | None) -> None:
         """Put the model in place of --save_path. Collective."""
-        if self.engine.is_main:
-            with replaced_folder(self.config.save_path) as folder:
-                self.write(folder, figures)
-        else:
-            self.write(Path(self.config.save_path), figures)
-        self.engine.barrier()
+        publish_model(self.engine, self.config.save_path, lambda folder: self.write(folder, figures))
 
 
 def run(config: TrainRMConfig) -> dict[str, float]:
@@ -276,8 +271,8 @@ def _run(config: TrainRMConfig, engine: Engine) -> dict[str, float]:
         aux_loss_coef=config.aux_loss_coef,
         center_coef=config.center_rewards_coefficient,
     )
-    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    if limit is not None and position_table(model.network):
+    limit = position_limit(model.network)
+    if limit is not None:
         config = dataclasses.replace(config, max_len=min(config.max_len, limit))  # what scoring may use
     writer = ModelWriter(config, engine, model, peft_model, tokenizer, train.options.input_template)
     settings = loop_settings(config, train.fingerprint, write_model=writer.write, keep_best=writer.publish)

@@ -29,7 +29,7 @@ from openrlhf.cli.common import (
 )
 from openrlhf.cli.model_card import policy_card
 from openrlhf.cli.parser import parse_config
-from openrlhf.cli.run_folder import check_outputs, check_room, replaced_folder
+from openrlhf.cli.run_folder import check_outputs, check_room, publish_model
 from openrlhf.cli.splits import load_splits, refuse_training_rows
 from openrlhf.datasets.sft import SFTData, SFTOptions, prepare_sft
 from openrlhf.models.pretrained import finish_export, quiet_loading
@@ -153,12 +153,7 @@ def _run(config: TrainSFTConfig, engine: Engine) -> dict[str, float]:
                 config.save_path, "train_sft", config, {"data": {"train": train.fingerprint, **train.counts}}
             )
         progress = run_training(engine, trainer, plan, settings, log, progress)
-        if engine.is_main:
-            with replaced_folder(config.save_path) as target:
-                write(target)
-        else:
-            write(Path(config.save_path))
-        engine.barrier()
+        publish_model(engine, config.save_path, write)
     return progress.last_eval or {}
 
 

@@ -86,6 +86,20 @@ class TrainingPlan:
         return slots[rank :: self.world_size]
 
 
+def evaluation_batches(lengths: np.ndarray, size: int, rank: int, world_size: int) -> list[tuple[np.ndarray, bool]]:
+    """Batches of similar length for one process; over all processes every row counts once.
+
+    Args:
+        lengths: (n,) tokens of the rows. size: rows per batch.
+    Returns:
+        (rows, counts) of each pass; every process gets as many, the last one may repeat a batch that does not count.
+    """
+    order = np.argsort(lengths, kind="stable")
+    batches = [(order[start : start + size], True) for start in range(0, len(order), size)]
+    fillers = [(batches[0][0], False)] * (-len(batches) % world_size) if batches else []
+    return (batches + fillers)[rank::world_size]
+
+
 def step_generator(seed: int, step: int, stream: int = 0) -> torch.Generator:
     """CPU generator that depends on seed, step and stream alone, so that a resumed run draws the same numbers."""
     state = np.random.SeedSequence([seed, step, stream]).generate_state(2, np.uint32)

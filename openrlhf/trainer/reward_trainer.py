@@ -14,7 +14,7 @@ from openrlhf.models.goal_contrastive import StateDraws, draw_states, goal_contr
 from openrlhf.models.losses import LossOutput, centering_loss
 from openrlhf.trainer.engine import Engine
 from openrlhf.trainer.loop import gather_rows
-from openrlhf.trainer.plan import TrainingPlan, step_generator
+from openrlhf.trainer.plan import TrainingPlan, evaluation_batches, step_generator
 
 # Sums over pairs, in the order of the vectors that train_step returns and evaluate gathers.
 SUMS = (
@@ -177,18 +177,15 @@ class RewardTrainer:
             return {}
         count = len(self.eval_data)
         draws = self._draws(count, 0, EVALUATION_STREAM)
-        order = np.argsort(self.eval_data.lengths, kind="stable")
-        size, world = self.plan.micro_batch_size, self.engine.world_size
-        batches = [order[start : start + size] for start in range(0, count, size)]
-        fillers = -len(batches) % world  # every process makes as many passes
         sums = torch.zeros(len(SUMS), device=self.engine.device)
         rewards = []
         self.engine.model.eval()
-        for place, rows in enumerate((batches + batches[:1] * fillers)[self.engine.rank :: world]):
+        size, rank, world = self.plan.micro_batch_size, self.engine.rank, self.engine.world_size
+        for rows, counts in evaluation_batches(self.eval_data.lengths, size, rank, world):
             batch = self.eval_data.collate(rows.tolist(), self.pad_id).to(self.engine.device)
             with self.engine.autocast():
                 _, batch_sums, reward = self._losses(batch, draws.select(torch.from_numpy(rows)))
-            if place * world + self.engine.rank < len(batches):
+            if counts:
                 sums = sums + batch_sums
                 rewards.append(reward)
         every_reward = gather_rows(self.engine, rewards)

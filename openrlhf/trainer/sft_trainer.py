@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -10,7 +9,7 @@ from openrlhf.datasets.sft import SFTBatch, SFTData
 from openrlhf.models.functional import position_ids_from_mask
 from openrlhf.models.losses import next_token_loss
 from openrlhf.trainer.engine import Engine
-from openrlhf.trainer.plan import TrainingPlan
+from openrlhf.trainer.plan import TrainingPlan, evaluation_batches
 
 
 class SFTTrainer:
@@ -62,15 +61,12 @@ class SFTTrainer:
         """Loss per answer token over the evaluation rows; {} without any."""
         if not self.eval_data:
             return {}
-        order = np.argsort(self.eval_data.lengths, kind="stable")
-        size, world, rank = self.plan.micro_batch_size, self.engine.world_size, self.engine.rank
-        batches = [order[start : start + size] for start in range(0, len(order), size)]
-        fillers = -len(batches) % world  # every process makes as many passes
+        size, rank, world = self.plan.micro_batch_size, self.engine.rank, self.engine.world_size
         sums = torch.zeros(2, device=self.engine.device)
         self.engine.model.eval()
-        for place, rows in enumerate((batches + batches[:1] * fillers)[rank::world]):
+        for rows, counts in evaluation_batches(self.eval_data.lengths, size, rank, world):
             loss = self._loss(self.eval_data.collate(rows.tolist(), self.pad_id))
-            if place * world + rank < len(batches):
+            if counts:
                 tokens = float(self.eval_data.response_lengths[rows].sum())
                 sums = sums + torch.stack([loss.new_tensor(tokens), loss.float() * tokens])
         return self.summarise(self.engine.sum(sums))

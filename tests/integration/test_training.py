@@ -103,16 +103,21 @@ class Stop(Exception):
     """Stands for a killed process."""
 
 
-def test_resume_equals_the_unbroken_run(start, pairs, tmp_path, monkeypatch):
-    train(start, pairs, tmp_path / "whole")
+def stop_at(stop: int, monkeypatch) -> None:
+    """Make the training step of update ``stop`` (from 0) end the run."""
     real_step = train_rm.RewardTrainer.train_step
 
-    def stop_at_6(self, step):
-        if step == 6:
+    def step_or_stop(self, step):
+        if step == stop:
             raise Stop
         return real_step(self, step)
 
-    monkeypatch.setattr(train_rm.RewardTrainer, "train_step", stop_at_6)
+    monkeypatch.setattr(train_rm.RewardTrainer, "train_step", step_or_stop)
+
+
+def test_resume_equals_the_unbroken_run(start, pairs, tmp_path, monkeypatch):
+    train(start, pairs, tmp_path / "whole")
+    stop_at(6, monkeypatch)
     with pytest.raises(Stop):
         train(start, pairs, tmp_path / "broken", save_steps=2, max_ckpt_num=2)
     monkeypatch.undo()
@@ -281,14 +286,7 @@ def test_rewards_are_not_rounded_under_bf16():
 
 def test_resume_between_logged_steps_keeps_the_mean(start, pairs, tmp_path, monkeypatch):
     train(start, pairs, tmp_path / "whole", logging_steps=5)
-    real_step = train_rm.RewardTrainer.train_step
-
-    def stop_at_7(self, step):
-        if step == 7:
-            raise Stop
-        return real_step(self, step)
-
-    monkeypatch.setattr(train_rm.RewardTrainer, "train_step", stop_at_7)
+    stop_at(7, monkeypatch)
     with pytest.raises(Stop):
         train(start, pairs, tmp_path / "broken", logging_steps=5, save_steps=1)
     monkeypatch.undo()

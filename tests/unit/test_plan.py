@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from openrlhf.trainer.plan import TrainingPlan, step_generator
+from openrlhf.trainer.plan import TrainingPlan, evaluation_batches, step_generator
 
 
 def plan(**changes) -> TrainingPlan:
@@ -78,3 +78,13 @@ def test_step_generator_is_a_function_of_seed_step_and_stream():
     assert draw(1, 2) == draw(1, 2)
     others = [draw(1, 2), draw(2, 1), draw(1, 3), draw(1, 2, 1)]
     assert len({tuple(x) for x in others}) == 4
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("rows", [0, 1, 5, 12])
+def test_evaluation_rows_count_once_over_all_ranks(world_size, rows):
+    lengths = np.random.default_rng(0).integers(1, 100, rows)
+    parts = [evaluation_batches(lengths, 2, rank, world_size) for rank in range(world_size)]
+    assert len({len(part) for part in parts}) == 1  # every process makes as many passes
+    counted = [batch for part in parts for batch, counts in part if counts]
+    assert sorted(np.concatenate([np.zeros(0, int), *counted])) == list(range(rows))
