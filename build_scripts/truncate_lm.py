@@ -1,6 +1,6 @@
 """Keep the first layers of a language model: a cheap start for experiments on a CPU.
 
-    python build_scripts/truncate_lm.py models/SmolLM2-135M-Instruct 8 models/SmolLM2-8-layers
+python build_scripts/truncate_lm.py models/SmolLM2-135M-Instruct 8 models/SmolLM2-8-layers
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from openrlhf.trainer.loop import LoopSettings, Progress, find_resume
 from openrlhf.trainer.plan import TrainingPlan
 from openrlhf.utils.atomic import hold_lock
 from openrlhf.utils.manifest import hide_secrets
+from openrlhf.utils.ranks import OneProcess, Ranks
 from openrlhf.utils.run_log import RunLog
 
 logger = logging.getLogger(__name__)
@@ -39,7 +40,7 @@ def cache_folder() -> Path:
 def run_command(main: Callable[[], None]) -> None:
     """Call a command; a mistake of the user or a failed service ends it with one line and exit code 1 (130: Ctrl-C)."""
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-    for noisy in ("httpx", "deepspeed", "datasets", "matplotlib"):
+    for noisy in ("httpx", "deepspeed", "datasets", "matplotlib", "fontTools"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # accelerate imports deepspeed, which else prints a warning
@@ -96,6 +97,21 @@ def check_positions(model: torch.nn.Module, longest: int, max_len: int) -> None:
     if position_limit(model) is not None:
         raise ValueError(f"the longest row has {longest} tokens, the model {limit} positions: pass --max_len {limit}")
     logger.warning("the longest row has %d tokens, the model was made for %d (--max_len %d)", longest, limit, max_len)
+
+
+@contextmanager
+def start_ranks() -> Iterator[Ranks]:
+    """The processes that share an evaluation: those of deepspeed, torchrun or Slurm, else this one alone."""
+    if not under_launcher():
+        yield OneProcess()
+        return
+    from openrlhf.trainer.deepspeed_engine import LaunchedRanks
+
+    ranks = LaunchedRanks()
+    if ranks.rank > 0:
+        logging.getLogger().setLevel(logging.ERROR)
+    yield ranks
+    ranks.close()  # not after an error: the launcher ends the other processes, which may wait for this one
 
 
 def start_engine(config: TrainConfig) -> Engine:

@@ -27,7 +27,8 @@ def find_completions(path: str, benchmarks: Sequence[str] | None = None, seed: i
     """Completions of every benchmark, read in full so that a bad line is found before a model loads.
 
     Args:
-        path: folder with BENCHMARK/output-greedy.jsonl and BENCHMARK/output-*.jsonl, a file, or "pocket".
+        path: folder with BENCHMARK/output-greedy.jsonl and BENCHMARK/output-*.jsonl, a file, or "pocket". Where a
+            benchmark's folder has no output-* files, every other file of completions in it is a set of its own.
         benchmarks: folders or files under `path`; for pocket "test", "ood"; None takes all.
         seed: of pocket's questions and samples.
     Raises:
@@ -52,14 +53,29 @@ def find_completions(path: str, benchmarks: Sequence[str] | None = None, seed: i
         if not place.is_dir() or not _has_completions(place):
             found = sorted(p.name for p in root.iterdir())
             raise ValueError(
-                f"{place}: expected output-greedy.jsonl or output-*.jsonl there; {root} holds {found[:20]}"
+                f"{place}: expected output-greedy.jsonl, output-*.jsonl or other .jsonl files there; "
+                f"{root} holds {found[:20]}"
             )
         greedy = _greedy_file(place)
+        if not greedy and not sample_files(place):
+            files += [_single_file(file, f"{name}/{_stem(file)}") for file in _other_files(place)]
+            continue
         if greedy:
-            files.append(CompletionFile(name, "greedy", _stem(greedy), read_completions(greedy)))
-        sampled = [CompletionFile(name, "all", _stem(file), read_completions(file)) for file in sample_files(place)]
+            files.append(CompletionFile(name, "greedy", _stem(greedy), _read(greedy)))
+        sampled = [CompletionFile(name, "all", _stem(file), _read(file)) for file in sample_files(place)]
         files += _numbered(sampled)
+    places = Counter((file.benchmark, file.kind, file.name) for file in files)
+    twice = [f"{benchmark}/{name}" for (benchmark, _, name), count in places.items() if count > 1]
+    if twice:
+        raise ValueError(f"{root}: {twice[0]} is there twice (as .jsonl and .gz?, or named twice); keep one")
     return files
+
+
+def _read(file: Path) -> list[Completion]:
+    completions = read_completions(file)
+    if not completions:
+        raise ValueError(f"{file}: expected completions, the file holds none; remove it or write it anew")
+    return completions
 
 
 def _numbered(files: Sequence[CompletionFile]) -> list[CompletionFile]:
@@ -79,7 +95,7 @@ def _numbered(files: Sequence[CompletionFile]) -> list[CompletionFile]:
 
 
 def _single_file(path: Path, benchmark: str | None = None) -> CompletionFile:
-    completions = read_completions(path)
+    completions = _read(path)
     several = len({one.question for one in completions}) < len(completions)
     return CompletionFile(benchmark or _stem(path), "all" if several else "greedy", _stem(path), completions)
 
@@ -108,7 +124,11 @@ def _greedy_file(folder: Path) -> Path | None:
 
 
 def _has_completions(folder: Path) -> bool:
-    return _greedy_file(folder) is not None or bool(sample_files(folder))
+    return _greedy_file(folder) is not None or bool(sample_files(folder)) or bool(_other_files(folder))
+
+
+def _other_files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.name.endswith((".jsonl", ".jsonl.gz")))
 
 
 def _stem(path: Path) -> str:

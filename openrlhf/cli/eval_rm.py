@@ -1,38 +1,54 @@
-"""Score completions with a reward model: ``python -m openrlhf.cli.eval_rm --reward_model_path DIR ...``."""
+"""Score completions or preference pairs with reward models: ``python -m openrlhf.cli.eval_rm ...``."""
 
 from __future__ import annotations
 
 import json
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
-from openrlhf.cli.common import run_command
+from openrlhf.cli.common import run_command, start_ranks
 from openrlhf.cli.completion_files import CompletionFile, find_completions
+from openrlhf.cli.eval_preferences import compare_preference_folders, evaluate_preferences, read_preference_sets
 from openrlhf.cli.parser import parse_config
 from openrlhf.cli.reward_checkpoint import RewardCheckpoint, find_checkpoint
-from openrlhf.evaluation.goal_state import GoalState
-from openrlhf.evaluation.scoring import grade_completions, score_completions
-from openrlhf.evaluation.summary import format_table, summarise_rows
-from openrlhf.evaluation.voting import filter_by_goal
+from openrlhf.evaluation.filtering import filter_by_goal
+from openrlhf.evaluation.goal_state import GoalState, QuestionGoals, load_goal
+from openrlhf.evaluation.labels import grade_completions
+from openrlhf.evaluation.preference_sets import PreferenceSet
+from openrlhf.evaluation.scored_files import ScoringJob, score_jobs
+from openrlhf.evaluation.scored_rows import read_scored_sets
+from openrlhf.evaluation.summary import PREFIX_PERCENTS, format_table, summarise_rows
 from openrlhf.trainer.config import flag
 from openrlhf.utils.checkpoint import atomic_write_text, ensure_writable
 from openrlhf.utils.manifest import finish_manifest, write_manifest
+from openrlhf.utils.ranks import Ranks
 
 logger = logging.getLogger(__name__)
+
+Goal = GoalState | QuestionGoals
 
 
 @dataclass(frozen=True)
 class EvalRMConfig:
-    """Reward and goal similarity of completions of maths benchmarks, with AUROC and votes."""
+    """Reward and goal similarity of completions of maths benchmarks, with AUROC and votes; accuracy on preferences."""
 
     completions_data_path: str | None = flag(
         None, "Folder with BENCHMARK/output-greedy.jsonl and output-*.jsonl, a file of completions, or 'pocket'"
     )
-    reward_model_path: str | None = flag(None, "Reward model checkpoint", "reward_model", "reward-model")
-    goal_state_path: str | None = flag(None, "Goal state made by get_representation: its folder or .npy file")
+    preferences: list[str] | None = flag(
+        None, "Preference sets (file, folder or hub id): HH, LLMBar, RewardBench 1 and 2, or any training format"
+    )
+    reward_model_path: list[str] | None = flag(
+        None, "Reward model checkpoints: folders, s3:// addresses or hub ids", "reward_model", "reward-model"
+    )
+    goal_state_path: list[str] | None = flag(
+        None, "Goal states made by get_representation, one a model in the same order: folders or .npy files"
+    )
     save_dir: str = flag("./rm_eval_data", "Scored rows go to SAVE_DIR/MODEL/BENCHMARK/greedy or all")
     benchmarks: list[str] | None = flag(None, "Folders (or files) under --completions_data_path; default: all")
     vanilla: bool = flag(False, "Score without a goal state")
@@ -41,10 +57,23 @@ class EvalRMConfig:
     tie_rule: Literal["score", "original"] = flag(
         "score", "Ties of the vote: by score, or to the correct answer (only to compare with published numbers)"
     )
+    percentiles: list[float] = flag(list(PREFIX_PERCENTS), "Percents of the response for the prefix AUROC")
+    dataset_format: str | None = flag(None, "Format of the rows of --preferences; default: told by their columns")
+    prompt_key: str | None = flag(None, "Column of the prompt in --preferences")
+    chosen_key: str | None = flag(None, "Column of the chosen response in --preferences")
+    rejected_key: str | None = flag(None, "Column of the rejected response in --preferences")
+    subset_key: str = flag("subset", "Column of --preferences by which accuracy is also told")
+    on_bad_row: Literal["error", "skip"] = flag("error", "Unusable row of --preferences: stop, or skip and count")
+    max_samples: int | None = flag(None, "At most this many rows of each preference set, drawn at random")
     input_template: str | None = flag(None, "Prompt template; default: the checkpoint's")
     apply_chat_template: bool = flag(False, "Render with the tokenizer's chat template; default: the checkpoint's")
     max_len: int | None = flag(None, "Tokens of prompt + response; default: the checkpoint's")
-    batch_tokens: int = flag(16384, "Most tokens of a forward pass, padding included")
+    batch_tokens: int | None = flag(
+        None, "Most tokens of a forward pass, padding included (default: 16384 on a GPU, 4096 on a CPU)"
+    )
+    share_prompts: Literal["auto", "off"] = flag(
+        "auto", "Compute the prompt of several completions once, where the architecture allows it; or never"
+    )
     bf16: bool = flag(False, "Compute in bfloat16")
     attn_implementation: str | None = flag(None, "Attention of transformers: sdpa, eager, flash_attention_2, ...")
     bootstrap: int = flag(1000, "Draws for the 95% intervals")
@@ -56,62 +85,116 @@ class EvalRMConfig:
         Raises:
             ValueError: names the flag.
         """
-        missing = [name for name in ("completions_data_path", "reward_model_path") if getattr(self, name) is None]
-        if missing:
-            raise ValueError(f"pass --{' and --'.join(missing)}")
-        if self.vanilla == (self.goal_state_path is not None):
+        if not self.reward_model_path:
+            raise ValueError("pass --reward_model_path with one or more checkpoints")
+        if not self.completions_data_path and not self.preferences:
+            raise ValueError("pass --completions_data_path with completions, or --preferences with preference sets")
+        if self.vanilla and self.goal_state_path:
+            raise ValueError("--vanilla scores without a goal state: leave it or --goal_state_path out")
+        if self.completions_data_path and not self.vanilla and not self.goal_state_path:
             raise ValueError("pass either --goal_state_path (made by get_representation) or --vanilla")
-        if self.batch_tokens < 1 or self.bootstrap < 1:
-            raise ValueError(
-                f"--batch_tokens and --bootstrap: expected 1 or more, got {self.batch_tokens}, {self.bootstrap}"
-            )
+        models, goals = len(self.reward_model_path), len(self.goal_state_path or [])
+        if goals and goals != models:
+            raise ValueError(f"--goal_state_path: expected one for each of the {models} models, got {goals}")
+        if self.input_template is not None and self.apply_chat_template:
+            raise ValueError("--input_template and --apply_chat_template exclude each other: leave one out")
+        for name in ("batch_tokens", "bootstrap", "max_len", "max_samples"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise ValueError(f"--{name}: expected 1 or more, got {getattr(self, name)}")
         filter_by_goal([0.0], self.filter_threshold, self.warmup_tokens)
 
 
 def run(config: EvalRMConfig) -> dict[str, Any]:
-    """Score, save and print; returns what summary.json holds."""
+    """Score, save and print; returns for each model, by name, what its summary.json holds."""
     config.validate()
-    checkpoint = find_checkpoint(
-        config.reward_model_path,
-        input_template=config.input_template,
-        apply_chat_template=config.apply_chat_template,
-        max_len=config.max_len,
-    )
-    goal = None if config.vanilla else _load_goal(config.goal_state_path, checkpoint)
-    folder = Path(config.save_dir) / checkpoint.name
-    ensure_writable(folder, inside=True)
-    files = _graded(find_completions(config.completions_data_path, config.benchmarks, config.seed))
-    write_manifest(folder, "eval_rm", config, {"checkpoint": checkpoint.fingerprint})
-    model, tokenizer = checkpoint.load(config.bf16, config.attn_implementation)
-    sets: dict[str, list[dict[str, Any]]] = {}
-    for file in files:
-        name = f"{file.benchmark}/{file.kind}"
-        logger.info("%s: scoring %d completions of %s", name, len(file.completions), file.name)
-        sets.setdefault(name, []).extend(
-            score_completions(
-                model,
-                tokenizer,
-                file.completions,
-                template=checkpoint.template,
-                apply_chat_template=checkpoint.apply_chat_template,
-                max_len=checkpoint.max_len,
-                goal=goal,
-                batch_tokens=config.batch_tokens,
-                out_path=folder / file.benchmark / file.kind / f"{file.name}.jsonl",
-                checkpoint=checkpoint.fingerprint,
-            )
+    checkpoints = [
+        find_checkpoint(
+            path,
+            input_template=config.input_template,
+            apply_chat_template=config.apply_chat_template,
+            max_len=config.max_len,
         )
-    options = {key: getattr(config, key) for key in ("warmup_tokens", "tie_rule", "bootstrap", "seed")}
-    summaries = {
-        name: summarise_rows(rows, threshold=config.filter_threshold, **options) for name, rows in sets.items()
-    }
-    described = {key: value for key, value in asdict(checkpoint).items() if key != "folder"}
-    summary = {"model": described, "goal_state": goal.digest if goal else None, "sets": summaries}
+        for path in config.reward_model_path
+    ]
+    twice = [name for name, count in Counter(checkpoint.name for checkpoint in checkpoints).items() if count > 1]
+    if twice:
+        raise ValueError(f"two models are called {twice[0]} and would write into one folder; score them one by one")
+    goals = [_load_goal(*pair) for pair in zip(config.goal_state_path or [], checkpoints, strict=False)]
+    ensure_writable(config.save_dir, inside=True)
+    files = []
+    if config.completions_data_path:
+        files = _graded(find_completions(config.completions_data_path, config.benchmarks, config.seed))
+    preferences = [_read_preferences(config, checkpoint) for checkpoint in checkpoints]
+    summaries = {}
+    with start_ranks() as ranks:
+        for number, checkpoint in enumerate(checkpoints):
+            goal = goals[number] if goals else None
+            summaries[checkpoint.name] = _evaluate(config, checkpoint, goal, files, preferences[number], ranks)
+        if config.preferences and len(checkpoints) > 1 and ranks.rank == 0:
+            folders = {checkpoint.name: Path(config.save_dir) / checkpoint.name for checkpoint in checkpoints}
+            compare_preference_folders(folders, bootstrap=config.bootstrap, seed=config.seed)
+    return summaries
+
+
+def _evaluate(
+    config: EvalRMConfig,
+    checkpoint: RewardCheckpoint,
+    goal: Goal | None,
+    files: Sequence[CompletionFile],
+    preferences: Sequence[PreferenceSet],
+    ranks: Ranks,
+) -> dict[str, Any]:
+    """Score everything with one model."""
+    folder = Path(config.save_dir) / checkpoint.name
+    if ranks.rank == 0:
+        write_manifest(folder, "eval_rm", config, {"checkpoint": checkpoint.fingerprint})
+    model, tokenizer = checkpoint.load(config.bf16, config.attn_implementation)
+    summary: dict[str, Any] = {"model": asdict(checkpoint), "goal_state": goal.digest if goal else None, "sets": {}}
+    del summary["model"]["folder"]
     summary["files"] = [f"{file.benchmark}/{file.kind}/{file.name}.jsonl" for file in files]
-    atomic_write_text(folder / "summary.json", json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
-    finish_manifest(folder, "finished")
-    print(format_table(summaries))
-    print(f"\nscored rows and summary.json: {folder}")
+    for benchmark, members in groupby(files, key=lambda file: file.benchmark.split("/")[0]):
+        jobs = [
+            ScoringJob(file.completions, folder / file.benchmark / file.kind / f"{file.name}.jsonl") for file in members
+        ]
+        logger.info("%s, %s: %d completions", checkpoint.name, benchmark, sum(len(job.completions) for job in jobs))
+        score_jobs(
+            model,
+            tokenizer,
+            jobs,
+            template=checkpoint.template,
+            apply_chat_template=checkpoint.apply_chat_template,
+            max_len=checkpoint.max_len,
+            goal=goal,
+            batch_tokens=config.batch_tokens,
+            checkpoint=checkpoint.fingerprint,
+            ranks=ranks,
+            share_prompts=None if config.share_prompts == "auto" else False,
+        )
+    if preferences:
+        summary["preferences"] = evaluate_preferences(
+            preferences,
+            checkpoint,
+            model,
+            tokenizer,
+            goal if isinstance(goal, GoalState) else None,
+            folder,
+            batch_tokens=config.batch_tokens,
+            bootstrap=config.bootstrap,
+            seed=config.seed,
+            ranks=ranks,
+        )
+    if ranks.rank == 0 and files:
+        options = {key: getattr(config, key) for key in ("warmup_tokens", "tie_rule", "bootstrap", "seed")}
+        atomic_write_text(folder / "summary.json", json.dumps(summary) + "\n")  # names the files that are read next
+        for name, rows in read_scored_sets(folder).items():
+            summary["sets"][name] = summarise_rows(
+                rows, threshold=config.filter_threshold, percentiles=config.percentiles, **options
+            )
+        print(f"{checkpoint.name}\n{format_table(summary['sets'])}\n")
+    if ranks.rank == 0:
+        atomic_write_text(folder / "summary.json", json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
+        finish_manifest(folder, "finished")
+        print(f"scored rows and summary.json: {folder}")
     return summary
 
 
@@ -125,9 +208,26 @@ def _graded(files: Sequence[CompletionFile]) -> list[CompletionFile]:
     return graded
 
 
-def _load_goal(path: str, checkpoint: RewardCheckpoint) -> GoalState:
-    goal = GoalState.load(path)
-    goal.check(checkpoint.fingerprint)
+def _read_preferences(config: EvalRMConfig, checkpoint: RewardCheckpoint) -> list[PreferenceSet]:
+    if not config.preferences:
+        return []
+    return read_preference_sets(
+        config.preferences,
+        checkpoint,
+        dataset_format=config.dataset_format,
+        prompt_key=config.prompt_key,
+        chosen_key=config.chosen_key,
+        rejected_key=config.rejected_key,
+        subset_key=config.subset_key,
+        on_bad_row=config.on_bad_row,
+        max_samples=config.max_samples,
+        seed=config.seed,
+    )
+
+
+def _load_goal(path: str, checkpoint: RewardCheckpoint) -> Goal:
+    goal = load_goal(path)
+    goal.check(checkpoint.fingerprint, checkpoint.name)
     same = ("template", "apply_chat_template")
     if any(getattr(goal, name) != getattr(checkpoint, name) for name in same):
         raise ValueError(

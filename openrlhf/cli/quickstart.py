@@ -18,12 +18,16 @@ import numpy as np
 from openrlhf.cli import train_rm
 from openrlhf.cli.common import POCKET, cache_folder, resolve_pocket_model, run_command
 from openrlhf.cli.parser import parse_config
+from openrlhf.evaluation.filtering import filter_tradeoff
 from openrlhf.evaluation.goal_state import GoalState, compute_goal_state
 from openrlhf.evaluation.metrics import auroc, auroc_interval, paired_auroc_difference, prefix_scores
+from openrlhf.evaluation.paired import compare_all
 from openrlhf.evaluation.plots import plot_quickstart
+from openrlhf.evaluation.report import write_report
 from openrlhf.evaluation.sampling import pocket_completions
-from openrlhf.evaluation.scoring import score_completions
-from openrlhf.evaluation.voting import filter_tradeoff, threshold_at_equal_accuracy
+from openrlhf.evaluation.scored_files import score_completions
+from openrlhf.evaluation.summary import summarise_rows
+from openrlhf.evaluation.threshold_choice import threshold_at_equal_accuracy
 from openrlhf.models.pretrained import checkpoint_fingerprint, load_reward_model, load_tokenizer
 from openrlhf.trainer.config import TrainRMConfig, flag
 from openrlhf.utils.checkpoint import atomic_write_text, ensure_writable
@@ -253,8 +257,27 @@ def plot(per_seed: dict[int, dict[str, Any]], path: Path) -> None:
     )
 
 
+def write_html(path: Path, per_seed: dict[int, dict[str, dict[str, list[dict[str, Any]]]]], output: Path) -> None:
+    """The report of the metrics command for every model and held-out set, with a browser of single completions."""
+    scored: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    results: dict[str, Any] = {"models": {}, "comparisons": []}
+    for seed, rows in per_seed.items():
+        for strategy, splits in rows.items():
+            label = strategy if len(per_seed) == 1 else f"{strategy}, seed {seed}"
+            sets = {split: splits[split] for split in SPLITS}
+            scored[label] = sets
+            results["models"][label] = {
+                "path": str(output / f"seed-{seed}" / strategy),
+                "model": None,
+                "sets": {name: summarise_rows(part, validation=splits["validation"]) for name, part in sets.items()},
+            }
+        own = {label: sets for label, sets in scored.items() if len(per_seed) == 1 or label.endswith(f" {seed}")}
+        results["comparisons"] += compare_all(own, 1000, 0)
+    write_report(path, results, scored, title="Quickstart on pocket: vanilla and contrastive reward model")
+
+
 def run(config: QuickstartConfig) -> dict[int, dict[str, Any]]:
-    """Run every seed and write report.md, results.json and report.png. Returns the figures by seed.
+    """Run every seed and write report.html, report.md, results.json and report.png. Returns the figures by seed.
 
     Raises:
         ValueError: the seeds are not numbers, or the output folder is not writable.
@@ -271,12 +294,13 @@ def run(config: QuickstartConfig) -> dict[int, dict[str, Any]]:
     output.mkdir(parents=True, exist_ok=True)
     write_manifest(output, "quickstart", config, {"seed": seeds})
     began = time.monotonic()
-    per_seed = {}
+    per_seed, rows = {}, {}
     try:
         for seed in seeds:
             folder = output / f"seed-{seed}"
             train_models(config, seed, folder)
-            per_seed[seed] = summarise(score_all(config, seed, folder))
+            rows[seed] = score_all(config, seed, folder)
+            per_seed[seed] = summarise(rows[seed])
     except BaseException as error:
         finish_manifest(output, f"failed: {type(error).__name__}")
         raise
@@ -284,9 +308,11 @@ def run(config: QuickstartConfig) -> dict[int, dict[str, Any]]:
     atomic_write_text(output / "results.json", json.dumps(per_seed, indent=1) + "\n")
     atomic_write_text(output / "report.md", report)
     plot(per_seed, output / "report.png")
+    write_html(output / "report.html", rows, output)
     finish_manifest(output, "finished")
     print(report)
     print(f"{time.monotonic() - began:.0f} s; table, plot, scores and both checkpoints are in {output}")
+    print(f"report with figures and single completions, token by token: {output / 'report.html'}")
     return per_seed
 
 

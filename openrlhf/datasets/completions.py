@@ -51,13 +51,18 @@ def row_to_completion(row: Mapping[str, Any]) -> Completion:
     """A completion from a row with new or old field names.
 
     Old names: `problem` for `question`, `generation` for `generated_solution`, `answer` for `expected_answer`. Answers
-    that are numbers become text.
+    that are numbers become text. A row with `steps` (a list of text) and no solution has them, a line each, as its
+    solution; `solution_correct` is then its label.
 
     Raises:
         ValueError: no question or no solution, or an is_correct that is no truth value.
     """
     rest = dict(row)
     question, solution, expected = (_take(rest, names) for names in (_QUESTION, _SOLUTION, _EXPECTED))
+    steps = rest.get("steps")
+    if solution is None and isinstance(steps, list) and all(isinstance(step, str) for step in steps):
+        solution = "\n".join(steps)
+        rest.setdefault("is_correct", rest.get("solution_correct"))
     if not all(isinstance(unpack_json(text), str) for text in (question, solution)):
         raise ValueError(
             f"a completion needs text under {' or '.join(_QUESTION)} and under {' or '.join(_SOLUTION)}, "

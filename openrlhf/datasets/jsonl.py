@@ -85,6 +85,31 @@ def write_jsonl(path: str | Path, rows: Iterable[dict[str, Any]]) -> int:
     return count
 
 
+def append_jsonl(path: str | Path, rows: Iterable[dict[str, Any]]) -> None:
+    """Add rows at the end of a plain JSON-lines file, which is made when absent; half characters become "?".
+
+    Raises:
+        ValueError: a number that is not finite.
+    """
+    with open(path, "a", encoding="utf-8", errors="replace", newline="\n") as file:
+        file.writelines(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows)
+
+
+def cut_partial_line(path: str | Path) -> None:
+    """Remove what a killed writer left behind the last whole line of a plain JSON-lines file."""
+    with open(path, "rb+") as file:
+        end = file.seek(0, os.SEEK_END)
+        while end > 0:
+            start = max(end - 65536, 0)
+            file.seek(start)
+            newline = file.read(end - start).rfind(b"\n")
+            if newline >= 0:
+                file.truncate(start + newline + 1)
+                return
+            end = start
+        file.truncate(0)
+
+
 def pack_json(value: list[Any] | dict[str, Any]) -> str:
     """A list or object as JSON text, for a column that holds text in other rows; unpack_json tells the two apart."""
     return _PACKED + json.dumps(value, ensure_ascii=False)

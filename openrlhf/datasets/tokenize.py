@@ -10,6 +10,7 @@ import copy
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
@@ -69,9 +70,7 @@ def encode_responses(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
     Raises:
         ValueError: the tokenizer has no EOS token.
     """
-    eos_id = tokenizer.eos_token_id
-    if eos_id is None:
-        raise ValueError(f"the tokenizer {tokenizer.name_or_path!r} has no EOS token: set tokenizer.eos_token first")
+    eos_id = _eos_id(tokenizer)
     rows = _encode_batch(_response_backend(tokenizer), texts)
     return [_strip_end(ids, eos_id) + [eos_id] for ids in rows]
 
@@ -79,6 +78,25 @@ def encode_responses(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
 def encode_response(tokenizer: Any, text: str) -> list[int]:
     """Token ids of one response; see encode_responses."""
     return encode_responses(tokenizer, [text])[0]
+
+
+def encode_responses_with_ends(tokenizer: Any, texts: Sequence[str]) -> list[tuple[list[int], list[int]]]:
+    """As encode_responses, with the place in the text where each token ends.
+
+    Returns:
+        N pairs (ids, ends) of equal length: token t is text[ends[t - 1] : ends[t]], with 0 before the first. Ends never
+        fall; a token that completes no new character, and EOS, repeat the end before it. Counted in characters.
+    """
+    eos_id = _eos_id(tokenizer)
+    backend = _response_backend(tokenizer)
+    backend.no_truncation()
+    backend.no_padding()
+    encoded = []
+    for row in backend.encode_batch(list(texts), add_special_tokens=False):
+        ids = _strip_end(row.ids, eos_id)
+        ends = list(accumulate((end for _, end in row.offsets[: len(ids)]), max))
+        encoded.append((ids + [eos_id], ends + [ends[-1] if ends else 0]))
+    return encoded
 
 
 def build_pair(
@@ -130,6 +148,12 @@ def build_pair(
         return None, "identical_after_truncation"
     pair = TokenizedPair(list(prompt_ids), chosen + [eos_id], rejected + [eos_id], margin)
     return pair, "truncated" if longest > room else "kept"
+
+
+def _eos_id(tokenizer: Any) -> int:
+    if tokenizer.eos_token_id is None:
+        raise ValueError(f"the tokenizer {tokenizer.name_or_path!r} has no EOS token: set tokenizer.eos_token first")
+    return tokenizer.eos_token_id
 
 
 def _strip_end(ids: Sequence[int], eos_id: int) -> list[int]:

@@ -47,6 +47,25 @@ def token_windows(sequences: Iterable[Sequence[int]], batch_tokens: int) -> Iter
         yield window
 
 
+def response_batches(prompts: Sequence[int], responses: Sequence[int], batch_tokens: int) -> list[list[int]]:
+    """Positions of N responses behind cached prompts, grouped by length, the longest first.
+
+    Args:
+        prompts, responses: N token counts each.
+        batch_tokens: most tokens of a batch, prompts and padding of both included; a single longer one is alone.
+    """
+    batches: list[list[int]] = []
+    widest = longest = 0
+    for position in sorted(range(len(responses)), key=lambda i: (-responses[i], -prompts[i], i)):
+        width = max(widest, prompts[position])
+        if not batches or (len(batches[-1]) + 1) * (width + longest) > batch_tokens:
+            batches.append([])
+            width, longest = prompts[position], responses[position]
+        widest = width
+        batches[-1].append(position)
+    return batches
+
+
 def pad_right(sequences: Sequence[Sequence[int]], pad_id: int, device: torch.device | str) -> tuple[Tensor, Tensor]:
     """B sequences as one right-padded batch.
 

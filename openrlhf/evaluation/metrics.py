@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from openrlhf.evaluation.bootstrap import (
+    BLOCK_NUMBERS,
+    UNDEFINED,
+    Interval,
+    QuestionDraws,
+    draw_questions,
+    percentile_interval,
+    two_sided_p,
+)
 
-class Interval(NamedTuple):
-    """A figure with its 95% bootstrap interval; None where it is undefined."""
-
-    value: float | None
-    low: float | None
-    high: float | None
+__all__ = [
+    "Interval",
+    "PairedDifference",
+    "auroc",
+    "auroc_interval",
+    "auroc_intervals",
+    "pair_accuracy",
+    "paired_auroc_difference",
+    "prefix_index",
+    "prefix_scores",
+]
 
 
 class PairedDifference(NamedTuple):
@@ -38,8 +52,7 @@ def auroc(labels: Sequence[bool | int], scores: Sequence[float]) -> float | None
         ValueError: lengths differ, a label is not true/false, or a score is not a finite number (names the row).
     Source: Mann and Whitney 1947 (midranks).
     """
-    truth, values = _checked(labels, scores)
-    return _Ranked(truth, values).weighted_auroc(np.ones(len(truth)))
+    return _RankedScores(*_checked(labels, scores)).auroc()
 
 
 def auroc_interval(
@@ -59,12 +72,32 @@ def auroc_interval(
     Raises:
         ValueError: as `auroc`, or groups of another length.
     """
-    truth, values = _checked(labels, scores)
-    ranked = _Ranked(truth, values)
-    value = ranked.weighted_auroc(np.ones(len(truth)))
-    draws = [ranked.weighted_auroc(weights) for weights in _question_weights(groups, len(truth), n, seed)]
-    low, high = _percentile_interval([draw for draw in draws if draw is not None])
-    return Interval(value, low, high) if value is not None else Interval(None, None, None)
+    _check_groups(groups, len(labels))
+    return auroc_intervals(labels, {"": scores}, groups, draw_questions(groups, n, seed))[""]
+
+
+def auroc_intervals(
+    labels: Sequence[bool | int],
+    scores: Mapping[str, Sequence[float]],
+    groups: Sequence[Hashable],
+    draws: QuestionDraws,
+) -> dict[str, Interval]:
+    """`auroc_interval` of several scores of the same rows, on draws that other figures may share.
+
+    Args:
+        labels, groups: as for `auroc_interval`, N each.
+        scores: N scores by name.
+        draws: draws over questions that include all of `groups`.
+    """
+    columns = draws.columns(groups)
+    several = len(np.unique(columns)) > 1
+    intervals = {}
+    for name, values in scores.items():
+        ranked = _RankedScores(*_checked(labels, values))
+        value = ranked.auroc()
+        drawn = ranked.drawn(columns, draws.weights) if several and value is not None else np.empty(0)
+        intervals[name] = percentile_interval(value, drawn)
+    return intervals
 
 
 def paired_auroc_difference(
@@ -86,25 +119,15 @@ def paired_auroc_difference(
     Raises:
         ValueError: as `auroc_interval`.
     """
-    truth, first = _checked(labels, a)
-    _, second = _checked(labels, b)
-    ranked_a, ranked_b = _Ranked(truth, first), _Ranked(truth, second)
-    ones = np.ones(len(truth))
-    value_a, value_b = ranked_a.weighted_auroc(ones), ranked_b.weighted_auroc(ones)
+    _check_groups(groups, len(labels))
+    first, second = _RankedScores(*_checked(labels, a)), _RankedScores(*_checked(labels, b))
+    value_a, value_b = first.auroc(), second.auroc()
     if value_a is None or value_b is None:
-        return PairedDifference(None, None, None, None)
-    differences = []
-    for weights in _question_weights(groups, len(truth), n, seed):
-        draw_a, draw_b = ranked_a.weighted_auroc(weights), ranked_b.weighted_auroc(weights)
-        if draw_a is not None and draw_b is not None:
-            differences.append(draw_a - draw_b)
-    low, high = _percentile_interval(differences)
-    p_value = None
-    if low is not None:
-        draws = np.asarray(differences)
-        tail = min(int((draws <= 0).sum()), int((draws >= 0).sum()))
-        p_value = min(1.0, 2.0 * (tail + 1) / (len(draws) + 1))
-    return PairedDifference(value_a - value_b, low, high, p_value)
+        return PairedDifference(*UNDEFINED, None)
+    draws = draw_questions(groups, n, seed)
+    columns = draws.columns(groups)
+    differences = first.drawn(columns, draws.weights) - second.drawn(columns, draws.weights)
+    return PairedDifference(*percentile_interval(value_a - value_b, differences), two_sided_p(differences))
 
 
 def prefix_index(num_actions: int, percent: float) -> int:
@@ -169,23 +192,43 @@ def pair_accuracy(chosen: Sequence[float], rejected: Sequence[float]) -> tuple[f
     return float((first > second).mean()), int((first == second).sum())
 
 
-class _Ranked:
-    """Scores ranked once, so that AUROC under any row weights costs one pass over the rows."""
+class _RankedScores:
+    """Scores sorted once, so that AUROC under any weights of the rows is a sum over running totals."""
 
     def __init__(self, truth: np.ndarray, scores: np.ndarray):
-        unique, self.level = np.unique(scores, return_inverse=True)  # level: (N,) rank of the score, ties share one
-        self.levels = len(unique)
-        self.truth = truth
+        order = np.argsort(scores, kind="stable")  # by rising score
+        self.correct, self.wrong = order[truth[order]], order[~truth[order]]
+        # Of the sorted wrong rows, those before `below` score lower than a correct row, those before `upto` not higher.
+        self.below = np.searchsorted(scores[self.wrong], scores[self.correct], side="left")
+        self.upto = np.searchsorted(scores[self.wrong], scores[self.correct], side="right")
+        self.tied = bool((self.below != self.upto).any())
 
-    def weighted_auroc(self, weights: np.ndarray) -> float | None:
-        """AUROC with row i counted weights[i] times; None when a class has no weight."""
-        correct = np.bincount(self.level, weights * self.truth, self.levels)
-        wrong = np.bincount(self.level, weights * ~self.truth, self.levels)
-        pairs = correct.sum() * wrong.sum()
-        if pairs == 0:
-            return None
-        wrong_below = np.cumsum(wrong) - wrong
-        return float((correct * (wrong_below + 0.5 * wrong)).sum() / pairs)
+    def auroc(self) -> float | None:
+        """Share of won pairs; None when a class is empty."""
+        pairs = len(self.correct) * len(self.wrong)
+        return float((self.below + self.upto).sum() / 2 / pairs) if pairs else None
+
+    def drawn(self, columns: np.ndarray, weights: np.ndarray) -> np.ndarray:
+        """(n,) AUROC of each draw; NaN where a class has no row.
+
+        Args:
+            columns: (N,) question of each row.
+            weights: (n, Q) times that a draw holds each question.
+        """
+        results = np.full(len(weights), np.nan)
+        step = max(BLOCK_NUMBERS // max(len(columns), 1), 1)
+        for start in range(0, len(weights), step):
+            block = weights[start : start + step]
+            wrong = np.zeros((len(block), len(self.wrong) + 1))  # total weight of the first k sorted wrong rows
+            np.cumsum(block[:, columns[self.wrong]], axis=1, out=wrong[:, 1:])
+            correct = block[:, columns[self.correct]].astype(np.float64)
+            won = np.take(wrong, self.below, axis=1)
+            won = won + np.take(wrong, self.upto, axis=1) if self.tied else 2 * won  # a tie is half a win
+            pairs = correct.sum(axis=1) * wrong[:, -1]
+            np.divide(
+                np.einsum("di,di->d", correct, won), 2 * pairs, out=results[start : start + step], where=pairs > 0
+            )
+        return results
 
 
 def _checked(labels: Sequence[bool | int], scores: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
@@ -206,22 +249,6 @@ def _finite(scores: Sequence[float]) -> np.ndarray:
     return values
 
 
-def _question_weights(groups: Sequence[Hashable], rows: int, n: int, seed: int) -> Iterator[np.ndarray]:
-    """(N,) weights of n bootstrap draws of whole questions; nothing for fewer than two questions."""
+def _check_groups(groups: Sequence[Hashable], rows: int) -> None:
     if len(groups) != rows:
         raise ValueError(f"expected one group a row, got {len(groups)} groups and {rows} rows")
-    numbers: dict[Hashable, int] = {}
-    member = np.array([numbers.setdefault(group, len(numbers)) for group in groups], dtype=np.int64)
-    if len(numbers) < 2:
-        return
-    generator = np.random.default_rng(seed)
-    for _ in range(n):
-        drawn = generator.integers(0, len(numbers), len(numbers))
-        yield np.bincount(drawn, minlength=len(numbers))[member].astype(np.float64)
-
-
-def _percentile_interval(draws: Sequence[float]) -> tuple[float | None, float | None]:
-    if len(draws) < 2:
-        return None, None
-    low, high = np.percentile(draws, [2.5, 97.5])
-    return float(low), float(high)

@@ -1,50 +1,60 @@
-"""Reward, per-token value and per-token goal similarity of completions, written in order and resumable."""
+"""Reward, per-token value and per-token goal similarity of completions; what questions share is computed once."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
-import logging
-import os
-from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any
+import math
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
+from torch import Tensor
 from tqdm import tqdm
 
-from openrlhf.datasets.completions import Completion, completion_to_row, read_jsonl, write_jsonl
+from openrlhf.datasets.completions import Completion
 from openrlhf.datasets.templates import render_question
-from openrlhf.datasets.tokenize import encode_prompts, encode_responses
-from openrlhf.evaluation.batching import WINDOW_BATCHES, pad_right, token_batches
-from openrlhf.evaluation.goal_state import GoalState, goal_similarity
+from openrlhf.datasets.tokenize import encode_prompts, encode_responses_with_ends
+from openrlhf.evaluation.batching import WINDOW_BATCHES, pad_right, response_batches, token_batches
+from openrlhf.evaluation.goal_state import GoalState, QuestionGoals, goal_similarity
+from openrlhf.models.policy import pad_left
+from openrlhf.models.prompt_cache import compute_prompts, run_responses, supports_prompt_cache
 from openrlhf.models.reward_model import RewardModel
-from openrlhf.rewards.grading import extract_answer, grade_answer
-from openrlhf.utils.checkpoint import atomic_write_text
+from openrlhf.utils.ranks import OneProcess, Ranks
 
-logger = logging.getLogger(__name__)
-
-_ENCODE_ROWS = 256  # rows tokenised at a time
+Goal = GoalState | QuestionGoals
+BATCH_TOKENS = {False: 4096, True: 16384}  # by "on a GPU": larger batches leave the caches of a CPU
+_WORTHWHILE = 0.05  # share of the tokens that caching prompts must save
 
 
 @dataclasses.dataclass(frozen=True)
 class EncodedCompletion:
     """Token ids of one completion, cut to the length limit."""
 
-    ids: list[int]  # prompt + response, ends in EOS; empty when nothing of the response fits behind the prompt
-    num_actions: int  # response tokens including EOS
+    prompt_ids: list[int]
+    response_ids: list[int]  # ends in EOS; empty when nothing of the response fits behind the prompt
     truncated: bool  # the end of the response (or all of it) was cut off
+    token_ends: list[int] | None = None  # character of the solution where each response token ends
+
+    @property
+    def num_actions(self) -> int:
+        """Response tokens including EOS."""
+        return len(self.response_ids)
+
+    @property
+    def ids(self) -> list[int]:
+        """Prompt and response; empty when nothing of the response fits."""
+        return self.prompt_ids + self.response_ids if self.response_ids else []
 
 
 @dataclasses.dataclass(frozen=True)
 class ScoredCompletion:
-    """What scoring adds to the keys of a completion; numbers are None when nothing of the response fits."""
+    """What scoring adds to the keys of a completion; figures are None when nothing of the response fits."""
 
     reward: float | None  # reward units, the value at the last token
     partial_rewards: list[float] | None  # (A,) the value head at every response token
     cosine_sim: list[float] | None  # (A,) goal similarity at every response token; None without a goal state
     num_actions: int  # A, response tokens including EOS
     truncated: bool
+    token_ends: list[int] | None = None  # (A,) character of the solution where each response token ends
 
 
 def encode_completions(
@@ -58,242 +68,235 @@ def encode_completions(
         template: prompt template, unused with `apply_chat_template`.
         max_len: tokens of prompt + response + EOS.
     """
-    prompts = encode_prompts(
-        tokenizer,
-        [
-            render_question(one.question, tokenizer, template=template, apply_chat_template=apply_chat_template)
-            for one in completions
-        ],
-    )
-    responses = encode_responses(tokenizer, [one.generated_solution for one in completions])
-    encoded = []
-    for prompt, response in zip(prompts, responses, strict=True):
-        room = max_len - len(prompt)
-        if len(response) <= room:
-            encoded.append(EncodedCompletion(prompt + response, len(response), False))
-        elif room >= 2:  # at least one response token and EOS
-            encoded.append(EncodedCompletion(prompt + response[: room - 1] + response[-1:], room, True))
-        else:
-            encoded.append(EncodedCompletion([], 0, True))
-    return encoded
+    questions = list(dict.fromkeys(one.question for one in completions))
+    texts = [
+        render_question(question, tokenizer, template=template, apply_chat_template=apply_chat_template)
+        for question in questions
+    ]
+    prompts = dict(zip(questions, encode_prompts(tokenizer, texts), strict=True))
+    responses = encode_responses_with_ends(tokenizer, [one.generated_solution for one in completions])
+    return [
+        fit_response(prompts[one.question], response, max_len, ends)
+        for one, (response, ends) in zip(completions, responses, strict=True)
+    ]
 
 
-def score_completions(
+def fit_response(
+    prompt_ids: list[int], response_ids: list[int], max_len: int, token_ends: list[int] | None = None
+) -> EncodedCompletion:
+    """Cut a response, which ends in EOS, to what fits into max_len tokens behind its prompt."""
+    room = max_len - len(prompt_ids)
+    if len(response_ids) <= room:
+        return EncodedCompletion(prompt_ids, response_ids, False, token_ends)
+    if room < 2:  # at least one response token and EOS
+        return EncodedCompletion(prompt_ids, [], True, None)
+    kept = response_ids[: room - 1] + response_ids[-1:]
+    ends = None if token_ends is None else token_ends[: room - 1] + token_ends[room - 2 : room - 1]
+    return EncodedCompletion(prompt_ids, kept, True, ends)
+
+
+def score_encoded(
     model: RewardModel,
-    tokenizer,
-    completions: Sequence[Completion],
+    encoded: Sequence[EncodedCompletion],
     *,
-    template: str,
-    apply_chat_template: bool = False,
-    max_len: int,
-    goal: GoalState | None = None,
-    batch_tokens: int = 16384,
-    out_path: str | Path | None = None,
-    checkpoint: str | None = None,
+    goal: Goal | None = None,
+    questions: Sequence[str] | None = None,
+    batch_tokens: int | None = None,
+    ranks: Ranks | None = None,
     progress: bool = True,
-) -> list[dict[str, Any]]:
-    """Score completions, each as if it were alone.
-
-    With `out_path` rows are appended as they are done, in the order of the completions; a second call with the same
-    completions and settings goes on where the first one was killed.
+    share_prompts: bool | None = None,
+) -> list[ScoredCompletion]:
+    """Score token sequences, each as if it were alone.
 
     Args:
-        template, apply_chat_template, max_len: as in training; see `encode_completions`.
-        goal: adds `cosine_sim`.
-        batch_tokens: most tokens of a forward pass, padding included.
-        out_path: JSONL file; `<stem>.settings.json` beside it records what it was scored with.
-        checkpoint: fingerprint of the model, recorded there.
+        questions: N question texts, needed with goals per question only.
+        batch_tokens: most tokens of a forward pass, padding included; None: what suits the model's device.
+        ranks: processes that share the work; all call this function alike and get all results.
+        share_prompts: False scores every row whole; None shares where the architecture allows it and it pays.
     Returns:
-        One row a completion, in order: the completion's keys and those of `ScoredCompletion`.
+        N records in order.
     Raises:
-        ValueError: a reward that is not finite, or `out_path` holds rows of other completions or settings.
+        ValueError: a reward that is not finite (names the position), or a goal state of another hidden size.
     """
-    model.eval()
-    rows: list[dict[str, Any]] = []
-    if out_path is not None:
-        settings = {
-            "checkpoint": checkpoint,
-            "goal_state": goal.digest if goal else None,
-            "dtype": str(next(model.parameters()).dtype),
-            "template": template,
-            "apply_chat_template": apply_chat_template,
-            "max_len": max_len,
-        }
-        rows = _resume(Path(out_path), settings, completions)
-    vector = None if goal is None else torch.from_numpy(goal.vector).to(model.device)
-    windows = _windows(
-        tokenizer,
-        completions[len(rows) :],
-        template=template,
-        apply_chat_template=apply_chat_template,
-        max_len=max_len,
-        window_tokens=WINDOW_BATCHES * batch_tokens,
-    )
-    with _TokenBar(len(completions), len(rows), disable=not progress) as bar:
-        for window in windows:
-            first = len(rows)
-            for scored in _score_window(model, window, vector, batch_tokens, bar, first):
-                rows.append(completion_to_row(completions[len(rows)]) | vars(scored))
-            if out_path is not None:
-                _append(Path(out_path), rows[first:])
-    unscored = sum(row["reward"] is None for row in rows)
-    if unscored:
-        logger.warning(
-            "%d of %d completions have a prompt too long for max_len %d: no reward", unscored, len(rows), max_len
-        )
-    return rows
+    scorer = Scorer(model, goal, batch_tokens, ranks, share_prompts)
+    scored: list[ScoredCompletion] = []
+    with ScoringBar(len(encoded), disable=not progress or scorer.ranks.rank > 0) as bar:
+        while len(scored) < len(encoded):
+            first, tokens = len(scored), 0
+            end = first
+            while end < len(encoded) and tokens < scorer.window_tokens:
+                tokens += len(encoded[end].ids)
+                end += 1
+            asked = None if questions is None else questions[first:end]
+            scored += scorer.score(encoded[first:end], asked, lambda i, first=first: f"completion {first + i}", bar)
+    return scored
 
 
-def grade_completions(completions: Sequence[Completion]) -> tuple[list[Completion], int]:
-    """Label completions that have no label by their expected answer.
+class ScoringBar(tqdm):
+    """Progress over completions with tokens per second; a token counts once for every completion it is part of."""
 
-    The predicted answer, where absent, is the last box or number of the solution; where no completion has one, it is
-    found for all, so that they can vote. Labels that exist are kept; without an expected answer there is no label.
-
-    Returns:
-        The completions in order, and how many were graded.
-    """
-    labelled, graded = [], 0
-    if all(one.predicted_answer is None for one in completions):
-        answers = [extract_answer(one.generated_solution) for one in completions]
-        completions = [
-            dataclasses.replace(one, predicted_answer=answer) for one, answer in zip(completions, answers, strict=True)
-        ]
-    for one in completions:
-        if one.is_correct is None and one.expected_answer is not None:
-            predicted = (
-                one.predicted_answer if one.predicted_answer is not None else extract_answer(one.generated_solution)
-            )
-            correct = grade_answer(predicted, one.expected_answer)
-            one = dataclasses.replace(one, predicted_answer=predicted, is_correct=correct)
-            graded += 1
-        labelled.append(one)
-    return labelled, graded
-
-
-class _TokenBar(tqdm):
-    """Progress over completions that also shows tokens per second."""
-
-    def __init__(self, total: int, initial: int, disable: bool):
+    def __init__(self, total: int, initial: int = 0, disable: bool = False):
         super().__init__(total=total, initial=initial, desc="scoring", unit="completion", disable=disable)
         self.tokens = 0
 
     def add(self, completions: int, tokens: int) -> None:
+        """Move by completions that hold this many tokens."""
         self.tokens += tokens
         elapsed = self.format_dict["elapsed"]
         self.set_postfix_str(f"{self.tokens / elapsed:.0f} tokens/s" if elapsed else "", refresh=False)
         self.update(completions)
 
 
-def _windows(
-    tokenizer, completions: Sequence[Completion], *, window_tokens: int, **options: Any
-) -> Iterator[list[EncodedCompletion]]:
-    window: list[EncodedCompletion] = []
-    tokens = 0
-    for start in range(0, len(completions), _ENCODE_ROWS):
-        for encoded in encode_completions(tokenizer, completions[start : start + _ENCODE_ROWS], **options):
-            window.append(encoded)
-            tokens += len(encoded.ids)
-            if tokens >= window_tokens:
-                yield window
-                window, tokens = [], 0
-    if window:
-        yield window
+class Scorer:
+    """Scores windows of completions: prompts of several responses are computed once, equal rows too.
 
+    Args:
+        model: set to eval mode.
+        goal: of the same model.
+        batch_tokens, ranks, share_prompts: as for `score_encoded`.
+    Raises:
+        ValueError: the goal has another hidden size than the model.
+    """
 
-@torch.inference_mode()
-def _score_window(
-    model: RewardModel,
-    window: Sequence[EncodedCompletion],
-    goal: torch.Tensor | None,
-    batch_tokens: int,
-    bar: _TokenBar,
-    first: int,
-) -> list[ScoredCompletion]:
-    scored: list[ScoredCompletion] = [ScoredCompletion(None, None, None, 0, True)] * len(window)
-    fitting = [i for i, one in enumerate(window) if one.ids]
-    bar.add(len(window) - len(fitting), 0)
-    for batch in token_batches([len(window[i].ids) for i in fitting], batch_tokens):
-        members = [fitting[position] for position in batch]
-        ids, mask = pad_right([window[i].ids for i in members], model.config.pad_token_id, model.device)
-        out = model(ids, mask)
-        values = out.values.float().cpu()
-        similarities = None if goal is None else goal_similarity(out.hidden_states, goal).cpu()
-        for row, i in enumerate(members):
-            end = len(window[i].ids)
-            response = slice(end - window[i].num_actions, end)
-            if not torch.isfinite(values[row, response]).all():
+    def __init__(
+        self,
+        model: RewardModel,
+        goal: Goal | None = None,
+        batch_tokens: int | None = None,
+        ranks: Ranks | None = None,
+        share_prompts: bool | None = None,
+    ) -> None:
+        self.model = model.eval()
+        self.goal = goal
+        self.batch_tokens = batch_tokens or BATCH_TOKENS[model.device.type == "cuda"]
+        self.ranks = ranks or OneProcess()
+        self.share_prompts = supports_prompt_cache(model) if share_prompts is None else share_prompts
+        self.window_tokens = WINDOW_BATCHES * self.batch_tokens * self.ranks.world_size  # tokens of a good window
+        self._vectors = None
+        if goal is not None:
+            vectors = goal.vectors if isinstance(goal, QuestionGoals) else goal.vector
+            if vectors.shape[1] != model.hidden_size:
                 raise ValueError(
-                    f"completion {first + i}: the reward model gives a reward that is not finite; check its dtype"
+                    f"the goal state has hidden size {vectors.shape[1]}, the reward model {model.hidden_size}; "
+                    "run get_representation with this reward model"
                 )
+            self._vectors = torch.from_numpy(vectors).to(model.device)
+
+    def score(
+        self,
+        encoded: Sequence[EncodedCompletion],
+        questions: Sequence[str] | None = None,
+        name_of: Callable[[int], str] = "completion {}".format,
+        bar: ScoringBar | None = None,
+    ) -> list[ScoredCompletion]:
+        """Score one window, in order; with several ranks, a collective call that gives every process all results.
+
+        Args:
+            questions: N question texts, needed with goals per question only.
+            name_of: what an error calls the completion at a position.
+        """
+        goal_rows = self._goal_rows(len(encoded), questions)
+        prompts: dict[tuple[int, ...], dict[tuple, list[int]]] = {}  # prompt -> response and goal -> positions
+        for i, one in enumerate(encoded):
+            if one.response_ids:
+                responses = prompts.setdefault(tuple(one.prompt_ids), {})
+                responses.setdefault((tuple(one.response_ids), goal_rows[i]), []).append(i)
+        groups = [list(responses.values()) for responses in prompts.values()]
+        # The largest first, dealt in turn: every process gets about the same work.
+        groups.sort(key=lambda group: -sum(len(encoded[copies[0]].ids) for copies in group))
+        mine = [[copies[0] for copies in group] for group in groups[self.ranks.rank :: self.ranks.world_size]]
+        start = (bar.n, bar.tokens) if bar is not None else (0, 0)
+        own = dict(self._score_groups(encoded, mine, goal_rows, bar))
+        found = {i: one for part in self.ranks.gather_objects(own) for i, one in part.items()}
+        scored = [ScoredCompletion(None, None, None, 0, True)] * len(encoded)
+        for copies in (copies for group in groups for copies in group):
+            if not all(map(math.isfinite, found[copies[0]].partial_rewards)):
+                raise ValueError(
+                    f"{name_of(copies[0])}: the reward model gives a reward that is not finite; check its dtype"
+                )
+            for i in copies:
+                scored[i] = dataclasses.replace(
+                    found[copies[0]], truncated=encoded[i].truncated, token_ends=encoded[i].token_ends
+                )
+        if bar is not None:  # copies, rows that do not fit, and the work of other processes
+            tokens = sum(len(one.ids) for one in encoded)
+            bar.add(start[0] + len(encoded) - bar.n, start[1] + tokens - bar.tokens)
+        return scored
+
+    def _goal_rows(self, count: int, questions: Sequence[str] | None) -> list[int]:
+        """Row of `_vectors` for every completion, -1 for none."""
+        if not isinstance(self.goal, QuestionGoals):
+            return [-1 if self.goal is None else 0] * count
+        if questions is None or len(questions) != count:
+            raise ValueError("goals per question need the question of every completion")
+        return [self.goal.index.get(question, -1) for question in questions]
+
+    @torch.inference_mode()
+    def _score_groups(
+        self,
+        encoded: Sequence[EncodedCompletion],
+        groups: Sequence[Sequence[int]],
+        goal_rows: Sequence[int],
+        bar: ScoringBar | None,
+    ) -> Iterator[tuple[int, ScoredCompletion]]:
+        """Positions and scores of groups of positions with one prompt each."""
+        total = sum(len(encoded[i].ids) for group in groups for i in group)
+        saved = sum((len(group) - 1) * len(encoded[group[0]].prompt_ids) for group in groups)
+        share = self.share_prompts and saved > _WORTHWHILE * total
+        shared = [group for group in groups if share and len(group) > 1]
+        whole = [i for group in groups if not (share and len(group) > 1) for i in group]
+
+        for batch in token_batches([len(encoded[i].ids) for i in whole], self.batch_tokens):
+            rows = [whole[position] for position in batch]
+            ids, mask = pad_right([encoded[i].ids for i in rows], self._pad_id, self.model.device)
+            out = self.model(ids, mask)
+            starts = [len(encoded[i].prompt_ids) for i in rows]
+            yield from self._read(encoded, rows, starts, out.hidden_states, out.values, goal_rows, bar)
+
+        for chunk in token_batches([len(encoded[group[0]].prompt_ids) for group in shared], self.batch_tokens):
+            ids, mask = pad_left([encoded[shared[position][0]].prompt_ids for position in chunk], self._pad_id)
+            prompts = compute_prompts(self.model, ids.to(self.model.device), mask.bool().to(self.model.device))
+            members = [(row, i) for row, position in enumerate(chunk) for i in shared[position]]
+            lengths = [(len(encoded[i].prompt_ids), len(encoded[i].response_ids)) for _, i in members]
+            for batch in response_batches(*zip(*lengths, strict=True), self.batch_tokens):
+                rows = [members[position][1] for position in batch]
+                ids, mask = pad_right([encoded[i].response_ids for i in rows], self._pad_id, self.model.device)
+                prompt_rows = [members[position][0] for position in batch]
+                hidden_states, values = run_responses(self.model, prompts, prompt_rows, ids, mask)
+                yield from self._read(encoded, rows, [0] * len(rows), hidden_states, values, goal_rows, bar)
+
+    def _read(
+        self,
+        encoded: Sequence[EncodedCompletion],
+        rows: Sequence[int],
+        starts: Sequence[int],
+        hidden_states: Tensor,
+        values: Tensor,
+        goal_rows: Sequence[int],
+        bar: ScoringBar | None,
+    ) -> Iterator[tuple[int, ScoredCompletion]]:
+        """Positions and scores from a forward pass whose row r holds the response of rows[r] from column starts[r]."""
+        values = values.float().cpu()
+        similarities = None
+        if isinstance(self.goal, QuestionGoals):
+            vectors = self._vectors[torch.tensor([max(goal_rows[i], 0) for i in rows], device=self.model.device)]
+            pairs = zip(hidden_states, vectors, strict=True)
+            similarities = torch.stack([goal_similarity(states[None], vector)[0] for states, vector in pairs]).cpu()
+        elif self.goal is not None:
+            similarities = goal_similarity(hidden_states, self._vectors).cpu()
+        for row, (i, start) in enumerate(zip(rows, starts, strict=True)):
+            response = slice(start, start + encoded[i].num_actions)
             partial = _numbers(values[row, response])
-            scored[i] = ScoredCompletion(
-                reward=partial[-1],
-                partial_rewards=partial,
-                cosine_sim=None if similarities is None else _numbers(similarities[row, response]),
-                num_actions=window[i].num_actions,
-                truncated=window[i].truncated,
-            )
-        bar.add(len(members), int(mask.sum()))
-    return scored
+            cosines = None if similarities is None or goal_rows[i] < 0 else _numbers(similarities[row, response])
+            yield i, ScoredCompletion(partial[-1], partial, cosines, encoded[i].num_actions, encoded[i].truncated)
+        if bar is not None:
+            bar.add(len(rows), sum(len(encoded[i].ids) for i in rows))
+
+    @property
+    def _pad_id(self) -> int:
+        return self.model.config.pad_token_id
 
 
-def _numbers(values: torch.Tensor) -> list[float]:
+def _numbers(values: Tensor) -> list[float]:
     """Python floats with the shortest digits that give back the float32 values: half the file size."""
     return [float(str(value)) for value in values.numpy()]
-
-
-def _resume(path: Path, settings: dict[str, Any], completions: Sequence[Completion]) -> list[dict[str, Any]]:
-    """Rows already in the file, whose broken last line is cut off; an empty list and a settings file for a new one."""
-    settings_path = path.with_name(path.stem + ".settings.json")
-    if not path.is_file() or path.stat().st_size == 0:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        atomic_write_text(settings_path, json.dumps(settings, indent=2, ensure_ascii=False) + "\n")
-        return []
-    earlier = json.loads(settings_path.read_text(encoding="utf-8")) if settings_path.is_file() else None
-    if earlier != settings:
-        changed = [name for name in settings if (earlier or {}).get(name) != settings[name]]
-        raise ValueError(
-            f"{path} was scored with other settings ({', '.join(changed)} differ: {earlier} against {settings}); "
-            "remove it or choose another --save_dir"
-        )
-    _cut_partial_line(path)
-    rows = [row for _, row in read_jsonl(path)]
-    if len(rows) > len(completions):
-        raise ValueError(f"{path} holds {len(rows)} rows for {len(completions)} completions; remove it to score anew")
-    for number, (row, completion) in enumerate(zip(rows, completions, strict=False)):
-        wanted = completion_to_row(completion)
-        if any(row.get(key) != wanted.get(key) for key in ("question", "generated_solution", "sample")):
-            raise ValueError(f"{path}: row {number} belongs to another completion; remove the file to score anew")
-    # Scores stay, labels and answers are those of now: they may have been corrected since.
-    scored_keys = [field.name for field in dataclasses.fields(ScoredCompletion)]
-    current = [
-        completion_to_row(completion) | {key: row[key] for key in scored_keys}
-        for row, completion in zip(rows, completions, strict=False)
-    ]
-    if current != rows:
-        write_jsonl(path, current)
-        rows = current
-    if rows:
-        logger.info("%s: %d of %d completions are scored already", path, len(rows), len(completions))
-    return rows
-
-
-def _append(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    with open(path, "a", encoding="utf-8", errors="replace", newline="\n") as file:
-        file.writelines(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows)
-
-
-def _cut_partial_line(path: Path) -> None:
-    with open(path, "rb+") as file:
-        size = file.seek(0, os.SEEK_END)
-        position = size
-        while position > 0:
-            start = max(position - 65536, 0)
-            file.seek(start)
-            newline = file.read(position - start).rfind(b"\n")
-            if newline >= 0:
-                file.truncate(start + newline + 1)
-                return
-            position = start
-        file.truncate(0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
+from openrlhf.models.export import finish_export
 from openrlhf.models.reward_model import (
     SETTINGS_KEY,
     VALUE_HEADS,
@@ -224,29 +224,6 @@ def checkpoint_fingerprint(path: str | Path) -> str:
             handle.seek(max(0, size - (1 << 20)))
             digest.update(handle.read())
     return digest.hexdigest()[:16]
-
-
-def finish_export(folder: Path, dtype: torch.dtype) -> None:
-    """Make a saved folder say what it holds, also to transformers 4.
-
-    The dtype of the stored weights (transformers writes that of the live ones), the older spellings of dtype and rope
-    base, and a tokenizer class that older versions know.
-    """
-    file = folder / "config.json"
-    config = json.loads(file.read_text())
-    rope = config.get("rope_parameters") or {}
-    if "rope_theta" in rope:
-        config.setdefault("rope_theta", rope["rope_theta"])
-    config["dtype"] = config["torch_dtype"] = str(dtype).removeprefix("torch.")
-    file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
-    file = folder / "tokenizer_config.json"
-    tokenizer = json.loads(file.read_text())
-    if tokenizer.get("tokenizer_class") == "TokenizersBackend":
-        tokenizer["tokenizer_class"] = "PreTrainedTokenizerFast"
-        file.write_text(json.dumps(tokenizer, indent=2) + "\n")
-    mode = file.stat().st_mode
-    for weights in folder.glob("*.safetensors"):
-        weights.chmod(mode)  # safetensors writes them readable by the owner alone
 
 
 def save_reward_model(

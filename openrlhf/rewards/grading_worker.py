@@ -176,14 +176,20 @@ def _serve() -> None:
         answers.flush()
 
     try:
-        from math_verify import parse, verify
+        from latex2sympy2_extended import NormalizationConfig
+        from math_verify import LatexExtractionConfig, parse, verify
     except ImportError as error:
         answer({"problem": f"{error}; run `pip install math-verify`"})
         return
 
+    # Without math-verify's removal of units, to which "t", "s" and "ab" belong (it would make `1+2m` equal to 3), and
+    # without its search for a number in a text that is no expression (`1,2 & 5` would be 5). grading.py removes units.
+    rules = NormalizationConfig(basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="all")
+    whole_text = [LatexExtractionConfig(normalization_config=rules)]
+
     @lru_cache(maxsize=4096)  # an expected answer comes back with every completion
     def parsed(text: str) -> list:
-        return parse(f"${text}$", parsing_timeout=None)
+        return parse(f"${text}$", whole_text, parsing_timeout=None)
 
     def equal(first: str, second: str) -> bool:
         left, right = parsed(first), parsed(second)

@@ -51,6 +51,25 @@ def _fill_environment() -> None:
     env.setdefault("MASTER_PORT", "29500")
 
 
+class LaunchedRanks:
+    """Processes of a launcher that share an evaluation: no DeepSpeed engine, only the process group."""
+
+    def __init__(self) -> None:
+        _fill_environment()
+        if torch.cuda.is_available():
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        dist.init_process_group("gloo", timeout=timedelta(hours=24))  # plain objects; a slow process is no failure
+        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        values: list[Any] = [None] * self.world_size
+        dist.all_gather_object(values, value)
+        return values
+
+    def close(self) -> None:
+        dist.destroy_process_group()
+
+
 class DeepSpeedEngine:
     """Same methods as :class:`openrlhf.trainer.engine.LocalEngine`, see there.
 

@@ -11,6 +11,8 @@ import pytest
 from openrlhf.cli import train_rm
 from openrlhf.cli.eval_rm import EvalRMConfig
 from openrlhf.cli.get_representation import RepresentationConfig
+from openrlhf.cli.grade import GradeConfig
+from openrlhf.cli.inspect_response import InspectConfig
 from openrlhf.cli.metrics import MetricsConfig
 from openrlhf.cli.parser import parse_config
 from openrlhf.trainer.config import TrainRMConfig, validate
@@ -21,6 +23,8 @@ CONFIGS = {
     "get_representation": RepresentationConfig,
     "eval_rm": EvalRMConfig,
     "metrics": MetricsConfig,
+    "grade": GradeConfig,
+    "inspect_response": InspectConfig,
 }
 LAUNCH_SCRIPTS = sorted(
     path.name
@@ -49,7 +53,7 @@ def words_after_program(line: str) -> list[str]:
 
 def test_the_readme_holds_the_commands_of_every_job():
     programs = [program_of(line) for line in readme_commands()]
-    assert programs.count("train_rm") >= 5 and programs.count("eval_rm") == 2 and "get_representation" in programs
+    assert programs.count("train_rm") >= 5 and programs.count("eval_rm") >= 4 and set(CONFIGS) <= set(programs)
 
 
 @pytest.mark.parametrize("line", readme_commands())
@@ -58,6 +62,8 @@ def test_readme_commands_parse(line):
     assert isinstance(config, CONFIGS[program_of(line)])
     if isinstance(config, TrainRMConfig):
         validate(config)
+    elif hasattr(config, "validate"):
+        config.validate()
 
 
 @pytest.mark.slow

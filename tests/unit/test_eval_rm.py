@@ -135,7 +135,7 @@ def test_benchmarks_are_scored_graded_and_tabled(world, capsys):
             str(world / "m.json"),
         ]
     )
-    again = json.loads((world / "m.json").read_text())[str(world / "out" / "rm")]
+    again = json.loads((world / "m.json").read_text())["models"]["rm"]["sets"]
     assert again == summary["sets"]
 
 
@@ -152,13 +152,85 @@ def test_two_scored_folders_are_compared_row_by_row(world, capsys):
     eval_rm.main([*words, "--save_dir", str(world / "out2"), "--vanilla"])
     capsys.readouterr()
     metrics.main(["--scored_path", str(world / "out" / "rm"), str(world / "out2" / "rm"), "--bootstrap", "20"])
-    assert "gsm8k/all: " in capsys.readouterr().out.split("minus")[1]
+    lines = capsys.readouterr().out.split("minus")[0:]
+    assert any("gsm8k/all" in line for line in lines[1:])
 
 
 def test_single_file_is_evaluated(world):
     words = ["--reward_model_path", str(world / "rm"), "--save_dir", str(world / "out"), "--vanilla"]
     eval_rm.main(["--completions_data_path", str(world / "data" / "svamp" / "output-greedy.jsonl"), *words])
     assert (world / "out" / "rm" / "output-greedy" / "greedy" / "output-greedy.jsonl").is_file()
+
+
+def test_other_files_of_a_folder_are_sets_of_their_own(world):
+    write(world / "data" / "more" / "model-a.jsonl", [completion(1, "so 7"), completion(2, "so 8")])
+    write(world / "data" / "more" / "model-b.jsonl", [completion(1, "so 7"), completion(1, "so 9")])
+    files = find_completions(str(world / "data"), ["more"])
+    assert [(file.benchmark, file.kind) for file in files] == [("more/model-a", "greedy"), ("more/model-b", "all")]
+    summary = evaluate(world, "--vanilla", "--benchmarks", "more")
+    assert list(summary["sets"]) == ["more/model-a/greedy", "more/model-b/all"]
+
+
+def test_empty_file_is_refused(world):
+    write(world / "data" / "more" / "output-greedy.jsonl", [])
+    with pytest.raises(ValueError, match="more/output-greedy.jsonl: expected completions, the file holds none"):
+        find_completions(str(world / "data"), ["more"])
+
+
+def test_several_models_in_one_call(world):
+    checkpoint(world / "other" / "second", seed=1)
+    models = ["--reward_model_path", str(world / "rm"), str(world / "other" / "second")]
+    summary = evaluate(world, "--vanilla", *models)
+    second = json.loads((world / "out" / "second" / "summary.json").read_text())
+    assert second["model"]["name"] == "second" and second["sets"].keys() == summary["sets"].keys()
+    assert second["sets"]["gsm8k/all"]["auroc"] != summary["sets"]["gsm8k/all"]["auroc"]
+
+
+def test_models_of_one_name_or_without_their_goal_states_are_refused(world, capsys, monkeypatch):
+    goal_of(world)
+    refuse_loading(monkeypatch)
+    checkpoint(world / "other" / "rm", seed=1)
+    models = ["--reward_model_path", str(world / "rm"), str(world / "other" / "rm")]
+    for words, message in [
+        (["--vanilla"], "two models are called rm"),
+        (["--goal_state_path", str(world / "goal")], "one for each of the 2"),
+    ]:
+        with pytest.raises(SystemExit):
+            evaluate(world, *models, *words)
+        assert message in capsys.readouterr().err
+
+
+def test_goals_per_question_score_only_their_questions(world):
+    goal_of(world, per_question="true")
+    evaluate(world, "--goal_state_path", str(world / "goal"), "--benchmarks", "gsm8k")
+    rows = scored(world / "out" / "rm" / "gsm8k" / "greedy" / "output-greedy.jsonl")
+    assert all(row["cosine_sim"] is not None for row in rows)  # pairs.jsonl holds questions 0 to 7
+    write(world / "data" / "more" / "output-greedy.jsonl", [completion(1, "so 7"), completion(99, "so 7")])
+    evaluate(world, "--goal_state_path", str(world / "goal"), "--benchmarks", "more")
+    rows = scored(world / "out" / "rm" / "more" / "greedy" / "output-greedy.jsonl")
+    assert [row["cosine_sim"] is None for row in rows] == [False, True]
+
+
+def test_very_long_and_empty_solutions_are_scored_and_marked(world):
+    rows = [completion(1, "7 " * 20_000), completion(2, ""), completion(3, "so 7"), completion("9 " * 200, "so 7")]
+    write(world / "data" / "long" / "output-greedy.jsonl", rows)
+    summary = evaluate(world, "--vanilla", "--benchmarks", "long")
+    rows = scored(world / "out" / "rm" / "long" / "greedy" / "output-greedy.jsonl")
+    assert [row["truncated"] for row in rows] == [True, False, False, True]
+    assert [row["num_actions"] > 0 for row in rows] == [True, True, True, False]
+    assert rows[1]["num_actions"] == 1 and rows[1]["token_ends"] == [0]  # EOS alone
+    assert rows[3]["reward"] is None
+    counts = summary["sets"]["long/greedy"]
+    assert (counts["rows"], counts["truncated"], counts["without_reward"]) == (4, 2, 1)
+
+
+def test_rows_of_steps_are_joined_to_a_solution(world):
+    row = {"question": "q", "steps": ["Step 1: a", "Step 2: b"], "first_error_step": 2, "solution_correct": False}
+    write(world / "data" / "steps" / "output-greedy.jsonl", [row])
+    evaluate(world, "--vanilla", "--benchmarks", "steps")
+    (found,) = scored(world / "out" / "rm" / "steps" / "greedy" / "output-greedy.jsonl")
+    assert found["generated_solution"] == "Step 1: a\nStep 2: b" and found["is_correct"] is False
+    assert found["first_error_step"] == 2
 
 
 def test_greedy_file_is_not_among_the_samples(world):
@@ -173,7 +245,7 @@ def test_greedy_file_is_not_among_the_samples(world):
     ("words", "message"),
     [
         (["--benchmarks", "absent"], "absent: expected output-greedy.jsonl"),
-        (["--goal_state_path", "nowhere"], "either --goal_state_path"),
+        (["--goal_state_path", "nowhere"], "--vanilla scores without a goal state"),
         (["--filter_threshold", "7"], r"threshold in \[-1, 1\]"),
         (["--batch_tokens", "0"], "--batch_tokens"),
         (["--completions_data_path", "nowhere"], "nowhere, found nothing"),

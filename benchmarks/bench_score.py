@@ -1,0 +1,186 @@
+"""Speed and memory of scoring many completions a question, against the text-classification pipeline of transformers.
+
+    python benchmarks/bench_score.py                                   # pocket completions, a pocket-sized model
+    python benchmarks/bench_score.py --model CKPT --completions FILE   # your model and data
+    python benchmarks/bench_score.py --quick                           # under a minute
+
+Three ways score the same completions with the same weights, precision (float32) and threads, each in a process of its
+own, in turn, several times:
+    ours        what eval_rm does: the prompt of a question computed once, batches by token count
+    whole rows  the same without sharing prompts
+    pipeline    transformers.pipeline("text-classification"), the better of several batch sizes, input in file order
+Equal completions of one question are removed first: we would score them once. Time is that of scoring with
+tokenisation, without loading. Tokens are those of prompt + response of every completion, whatever was computed. Memory
+is the largest resident size of the process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+
+def prepare(folder: Path, arguments: argparse.Namespace) -> tuple[Path, Path]:
+    """(checkpoint, completions) of the benchmark; the model and data of pocket are made here."""
+    from openrlhf.cli.common import POCKET, cache_folder, resolve_pocket_model
+    from openrlhf.datasets.completions import completion_to_row, read_completions, write_jsonl
+    from openrlhf.evaluation.sampling import pocket_completions
+    from openrlhf.models.pretrained import load_reward_model, load_tokenizer, save_reward_model
+
+    policy = resolve_pocket_model(POCKET)
+    if arguments.completions:
+        completions = read_completions(arguments.completions)
+    else:
+        completions = pocket_completions(cache_folder(), policy, "ood", arguments.questions, 2 * arguments.samples)
+    kept: dict[str, dict[str, object]] = {}
+    for one in completions:
+        texts = kept.setdefault(one.question, {})
+        if len(texts) < arguments.samples:
+            texts.setdefault(one.generated_solution, one)
+    chosen = [one for texts in list(kept.values())[: arguments.questions] for one in texts.values()]
+    # A sample of every question after the other, as files output-rs0, output-rs1, ... hold them.
+    order = {id(one): (i, n) for n, texts in enumerate(kept.values()) for i, one in enumerate(texts.values())}
+    chosen.sort(key=lambda one: order[id(one)])
+    write_jsonl(folder / "completions.jsonl", (completion_to_row(one) for one in chosen))
+    print(f"{len(chosen)} completions of {len({one.question for one in chosen})} questions")
+    if arguments.model:
+        return Path(arguments.model), folder / "completions.jsonl"
+    checkpoint = folder / "model"
+    checkpoint.mkdir()
+    tokenizer = load_tokenizer(policy)
+    model = load_reward_model(policy, allow_missing_head=True, pad_token_id=tokenizer.pad_token_id)
+    save_reward_model(checkpoint, model, tokenizer, settings={"template": POCKET, "max_len": 256})
+    return checkpoint, folder / "completions.jsonl"
+
+
+def score_ours(checkpoint, completions, share: bool, batch_tokens: int) -> tuple[float, list[float]]:
+    """Seconds and rewards of our scorer."""
+    from openrlhf.evaluation.scored_files import ScoringJob, score_jobs
+
+    model, tokenizer = checkpoint.load()
+    start = time.perf_counter()
+    (rows,) = score_jobs(
+        model, tokenizer, [ScoringJob(completions)], template=checkpoint.template, max_len=checkpoint.max_len,
+        batch_tokens=batch_tokens, share_prompts=share, keep_rows=True, progress=False,
+    )  # fmt: skip
+    return time.perf_counter() - start, [row["reward"] for row in rows]
+
+
+def score_pipeline(checkpoint, completions, batch_size: int) -> tuple[float, list[float]]:
+    """Seconds and rewards of the pipeline of transformers."""
+    import torch
+    from transformers import pipeline
+
+    from openrlhf.datasets.templates import render_question
+
+    classify = pipeline(
+        "text-classification", model=str(checkpoint.folder), device="cuda" if torch.cuda.is_available() else "cpu",
+        dtype=torch.float32, function_to_apply="none", batch_size=batch_size, truncation=True,
+        max_length=checkpoint.max_len, add_special_tokens=False,
+    )  # fmt: skip
+    end = classify.tokenizer.eos_token
+    start = time.perf_counter()
+    rendering = {"template": checkpoint.template, "apply_chat_template": checkpoint.apply_chat_template}
+    texts = [
+        render_question(one.question, classify.tokenizer, **rendering) + one.generated_solution + end
+        for one in completions
+    ]
+    found = [result["score"] for result in classify(texts)]
+    return time.perf_counter() - start, found
+
+
+def work(arguments: argparse.Namespace) -> None:
+    """One measurement, in a process of its own."""
+    import torch
+
+    from openrlhf.cli.reward_checkpoint import find_checkpoint
+    from openrlhf.datasets.completions import read_completions
+    from openrlhf.evaluation.scoring import encode_completions
+    from openrlhf.models.pretrained import load_tokenizer
+
+    torch.set_num_threads(arguments.threads)
+    checkpoint = find_checkpoint(arguments.model)
+    completions = read_completions(arguments.completions)
+    kind, _, size = arguments.work.partition(":")
+    if kind == "pipeline":
+        seconds, rewards = score_pipeline(checkpoint, completions, int(size))
+    else:
+        seconds, rewards = score_ours(checkpoint, completions, kind == "ours", arguments.batch_tokens)
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # MiB
+    encoded = encode_completions(
+        load_tokenizer(checkpoint.folder), completions, template=checkpoint.template,
+        apply_chat_template=checkpoint.apply_chat_template, max_len=checkpoint.max_len,
+    )  # fmt: skip
+    tokens = sum(len(one.ids) for one in encoded)
+    print(json.dumps({"seconds": seconds, "tokens": tokens, "memory": memory, "rewards": rewards}))
+
+
+def measure(kind: str, checkpoint: Path, completions: Path, arguments: argparse.Namespace) -> dict:
+    """Run one measurement and read what it printed."""
+    command = [sys.executable, __file__, "--work", kind, "--model", str(checkpoint), "--completions", str(completions)]
+    command += ["--threads", str(arguments.threads), "--batch_tokens", str(arguments.batch_tokens)]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": str(arguments.threads)}
+    done = subprocess.run(command, env=environment, text=True, capture_output=True)
+    if done.returncode:
+        raise SystemExit(done.stderr)
+    return json.loads(done.stdout.strip().split("\n")[-1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__.split("\n")[0], epilog=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", help="reward checkpoint; default: the pocket policy with a new head")
+    parser.add_argument("--completions", help="completions; default: sampled from the pocket policy")
+    parser.add_argument("--questions", type=int, default=40)
+    parser.add_argument("--samples", type=int, default=50, help="completions a question, at most")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--batch_sizes", type=int, nargs="+", default=[8, 32], help="of the pipeline")
+    parser.add_argument("--batch_tokens", type=int, default=16384, help="of our scorer")
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--json", help="file for all figures")
+    parser.add_argument("--quick", action="store_true", help="few questions, one run of each")
+    parser.add_argument("--work", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.work:
+        work(arguments)
+        return
+    if arguments.quick:
+        arguments.questions, arguments.repeats, arguments.batch_sizes = 8, 1, [8]
+    pipelines = [f"pipeline:{size}" for size in arguments.batch_sizes]
+    kinds = {"ours": [], "whole rows": []} | {kind: [] for kind in pipelines}
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoint, completions = prepare(Path(folder), arguments)
+        for _ in range(arguments.repeats):
+            for kind, runs in kinds.items():
+                runs.append(measure(kind, checkpoint, completions, arguments))
+    reference = kinds["ours"][0]["rewards"]
+    rows = {}
+    print(f"\n{'':14}{'seconds':>9}{'tokens/s':>10}{'MiB':>7}{'largest difference of a reward':>33}")
+    for kind, runs in kinds.items():
+        seconds = statistics.median(run["seconds"] for run in runs)
+        memory = statistics.median(run["memory"] for run in runs)
+        difference = max(abs(a - b) for a, b in zip(reference, runs[0]["rewards"], strict=True))
+        rows[kind] = {"seconds": seconds, "tokens_per_s": runs[0]["tokens"] / seconds, "mib": memory}
+        print(f"{kind:14}{seconds:9.2f}{runs[0]['tokens'] / seconds:10.0f}{memory:7.0f}{difference:33.1e}")
+    best = min(pipelines, key=lambda kind: rows[kind]["seconds"])
+    if arguments.json:
+        Path(arguments.json).write_text(json.dumps({"settings": vars(arguments), "results": rows}, indent=2) + "\n")
+    print(f"memory: ours / {best} = {rows['ours']['mib'] / rows[best]['mib']:.2f}")
+    print(f"ratio {rows['whole rows']['seconds'] / rows['ours']['seconds']:.2f} ours against our own whole rows")
+    print(f"ratio {rows[best]['seconds'] / rows['ours']['seconds']:.2f} scoring speed, ours against {best}")
+
+
+if __name__ == "__main__":
+    main()

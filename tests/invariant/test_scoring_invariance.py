@@ -1,0 +1,214 @@
+"""A score is a property of its text: batch size, order, padding, shared prompts and processes do not change it."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from openrlhf.datasets.completions import Completion
+from openrlhf.evaluation.goal_state import GoalState
+from openrlhf.evaluation.scored_files import ScoringJob, score_jobs
+from openrlhf.evaluation.scoring import Scorer, encode_completions, score_encoded
+from openrlhf.models.prompt_cache import supports_prompt_cache
+from openrlhf.models.reward_model import RewardModel, initialise_head
+from tests.tiny import FAMILIES, tiny_config, tiny_reward_model, tiny_tokenizer
+
+WORDS = ["the", "answer", "is", "apples", "good", "bad", "plus", "7", "31"]
+ENCODE = {"template": "plain", "apply_chat_template": False, "max_len": 110}
+
+
+def completions(questions: int = 5, samples: int = 6) -> list[Completion]:
+    """Several solutions a question, of different lengths, two of them equal; questions of different lengths."""
+    generator = np.random.default_rng(1)
+    texts = []
+    for question in range(questions):
+        for sample in range(samples):
+            words = " ".join(generator.choice(WORDS, generator.integers(1, 18)))
+            texts.append(Completion("what is 4 plus " * (question % 3 + 1) + str(question), words, sample=sample))
+        texts[-1] = dataclasses.replace(texts[-2], sample=samples - 1)
+    return texts
+
+
+def goal(hidden: int = 32) -> GoalState:
+    vector = np.random.default_rng(2).normal(size=(1, hidden)).astype(np.float32)
+    return GoalState(vector, 3, 1.0, "plain", False, 120, "c", "d")
+
+
+def alone(model: RewardModel, tokenizer, texts: list[Completion]) -> list[tuple[list[float], list[float]]]:
+    """Values and goal similarities of every text by a forward pass of its own, without padding or cache."""
+    found = []
+    for one in encode_completions(tokenizer, texts, **ENCODE):
+        with torch.no_grad():
+            out = model(torch.tensor([one.ids]), torch.ones(1, len(one.ids), dtype=torch.bool))
+        states = out.hidden_states[0, -one.num_actions :]
+        cosines = torch.nn.functional.cosine_similarity(states, torch.from_numpy(goal().vector), dim=-1)
+        found.append((out.values[0, -one.num_actions :].tolist(), cosines.tolist()))
+    return found
+
+
+def assert_same(scored, wanted) -> None:
+    for one, (values, cosines) in zip(scored, wanted, strict=True):
+        assert one.partial_rewards == pytest.approx(values, abs=1e-5)
+        assert one.cosine_sim == pytest.approx(cosines, abs=1e-5)
+        assert one.reward == one.partial_rewards[-1]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_shared_prompts_batches_and_order_do_not_change_a_score(family):
+    tokenizer = tiny_tokenizer(add_bos=True)
+    model, texts = tiny_reward_model(family, tokenizer), completions()
+    wanted = alone(model, tokenizer, texts)
+    assert supports_prompt_cache(model)
+    for share in (True, False):
+        for batch_tokens in (1, 150, 100_000):
+            encoded = encode_completions(tokenizer, texts, **ENCODE)
+            scored = score_encoded(
+                model, encoded, goal=goal(), batch_tokens=batch_tokens, share_prompts=share, progress=False
+            )
+            assert_same(scored, wanted)
+    order = np.random.default_rng(3).permutation(len(texts))
+    shuffled = encode_completions(tokenizer, [texts[i] for i in order], **ENCODE)
+    assert_same(score_encoded(model, shuffled, goal=goal(), progress=False), [wanted[i] for i in order])
+
+
+def test_sliding_windows_see_the_same_behind_a_cached_prompt():
+    from transformers import AutoModelForSequenceClassification
+
+    tokenizer = tiny_tokenizer()
+    config = tiny_config("mistral")
+    config.sliding_window, config.num_labels = 8, 1
+    torch.manual_seed(0)
+    network = AutoModelForSequenceClassification.from_config(config)
+    initialise_head(network.score, 32, 0)
+    model, texts = RewardModel(network).eval(), completions()
+    wanted = alone(model, tokenizer, texts)
+    config = copy.deepcopy(config)
+    config.sliding_window = None
+    with torch.no_grad():  # the window matters at these lengths
+        unlimited = AutoModelForSequenceClassification.from_config(config)
+        unlimited.load_state_dict(network.state_dict())
+        others = alone(RewardModel(unlimited).eval(), tokenizer, texts)
+    assert (
+        max(abs(a - b) for (x, _), (y, _) in zip(wanted, others, strict=True) for a, b in zip(x, y, strict=True)) > 1e-4
+    )
+    encoded = encode_completions(tokenizer, texts, **ENCODE)
+    assert_same(score_encoded(model, encoded, goal=goal(), share_prompts=True, progress=False), wanted)
+
+
+def test_prompts_and_equal_rows_are_computed_once():
+    tokenizer = tiny_tokenizer()
+    model, texts = tiny_reward_model("llama", tokenizer), completions(questions=4, samples=10)
+    base, seen = model.network.base_model, []
+    base.register_forward_pre_hook(lambda _, args, kwargs: seen.append(kwargs["attention_mask"]), with_kwargs=True)
+    encoded = encode_completions(tokenizer, texts, **ENCODE)
+    scorer = Scorer(model, share_prompts=True)
+    scorer.score(encoded)
+    unique = {(tuple(one.prompt_ids), tuple(one.response_ids)) for one in encoded}
+    assert len(unique) < len(encoded)
+    prompts = {tuple(one.prompt_ids): None for one in encoded}
+    assert seen[0].shape[0] == len(prompts) == 4  # the first pass: every prompt once
+    assert sum(mask.shape[0] for mask in seen[1:]) == len(unique)
+    assert sum(int(mask.sum()) for mask in seen[:1]) == sum(map(len, prompts))
+
+
+class Thread(threading.Thread):
+    """One of several processes of an evaluation, played by a thread."""
+
+    def __init__(self, rank: int, world: list, barrier: threading.Barrier, work):
+        super().__init__()
+        self.rank, self.world_size, self.world, self.barrier, self.work = rank, len(world), world, barrier, work
+
+    def run(self) -> None:
+        self.result = self.work(self)
+
+    def gather_objects(self, value):
+        self.world[self.rank] = value
+        self.barrier.wait()
+        values = list(self.world)
+        self.barrier.wait()
+        return values
+
+
+def in_ranks(count: int, work) -> list:
+    world, barrier = [None] * count, threading.Barrier(count, timeout=60)
+    ranks = [Thread(rank, world, barrier, work) for rank in range(count)]
+    for one in ranks:
+        one.start()
+    for one in ranks:
+        one.join()
+    return [one.result for one in ranks]
+
+
+def test_number_of_processes_does_not_change_files_or_scores(tmp_path):
+    tokenizer = tiny_tokenizer()
+    texts = completions(questions=7)
+    model = tiny_reward_model("llama", tokenizer)
+    wanted = alone(model, tokenizer, texts)
+    for count in (1, 3):
+        path = tmp_path / f"{count}.jsonl"
+
+        def work(ranks, path=path):
+            return score_jobs(
+                model, tokenizer, [ScoringJob(texts, path)], **ENCODE, goal=goal(), batch_tokens=300,
+                ranks=ranks, keep_rows=True, progress=False,
+            )  # fmt: skip
+
+        results = in_ranks(count, work)
+        rows = [json.loads(line) for line in path.read_text().split("\n")[:-1]]
+        assert all(result == [rows] for result in results)  # every process has all rows, the main one wrote them
+        for row, (values, cosines) in zip(rows, wanted, strict=True):
+            assert row["partial_rewards"] == pytest.approx(values, abs=1e-5)
+            assert row["cosine_sim"] == pytest.approx(cosines, abs=1e-5)
+
+
+def test_files_of_one_benchmark_are_scored_together_and_resume_apart(tmp_path):
+    tokenizer = tiny_tokenizer()
+    model = tiny_reward_model("llama", tokenizer)
+    texts = completions(questions=6, samples=4)
+    files = [[text for text in texts if text.sample == sample] for sample in range(4)]
+    jobs = [ScoringJob(part, tmp_path / f"output-rs{i}.jsonl") for i, part in enumerate(files)]
+    options = ENCODE | {"goal": goal(), "batch_tokens": 20, "progress": False, "share_prompts": True}
+    score_jobs(model, tokenizer, jobs, **options)
+    whole = [job.out_path.read_bytes() for job in jobs]
+    for part, data in zip(files, whole, strict=True):
+        assert [json.loads(line)["generated_solution"] for line in data.decode().split("\n")[:-1]] == [
+            text.generated_solution for text in part
+        ]
+    cuts = [0, len(whole[1]), len(whole[2]) // 2, whole[3].index(b"\n") + 1]
+    for job, data, cut in zip(jobs, whole, cuts, strict=True):
+        job.out_path.write_bytes(data[:cut])
+    score_jobs(model, tokenizer, jobs, **options)
+    for job, data in zip(jobs, whole, strict=True):
+        old, new = (
+            [json.loads(line) for line in d.decode().split("\n")[:-1]] for d in (data, job.out_path.read_bytes())
+        )
+        assert len(old) == len(new)
+        for a, b in zip(old, new, strict=True):
+            assert a["partial_rewards"] == pytest.approx(b["partial_rewards"], abs=1e-5)
+            assert {**a, "partial_rewards": 0, "cosine_sim": 0, "reward": 0} == {
+                **b, "partial_rewards": 0, "cosine_sim": 0, "reward": 0,
+            }  # fmt: skip
+
+
+def test_token_ends_spell_the_solution():
+    tokenizer = tiny_tokenizer()
+    texts = ["the answer is 42.", "naïve \U0001f642 ok", "", "a b\nc  d", "\u2028x"]
+    encoded = encode_completions(tokenizer, [Completion("q", text) for text in texts], **ENCODE)
+    for one, text in zip(encoded, texts, strict=True):
+        starts = [0, *one.token_ends[:-1]]
+        assert len(one.token_ends) == one.num_actions
+        assert "".join(text[a:b] for a, b in zip(starts, one.token_ends, strict=True)) == text
+    long = Completion("q", "7" * 200)  # one token a digit; cut to what fits, the EOS ends where the last digit does
+    (one,) = encode_completions(tokenizer, [long], **ENCODE | {"max_len": 20})
+    assert one.truncated and one.token_ends == [*range(1, one.num_actions), one.num_actions - 1]
+
+
+def test_goal_of_another_size_is_refused_before_scoring():
+    with pytest.raises(ValueError, match="hidden size 16, the reward model 32"):
+        Scorer(tiny_reward_model("llama", tiny_tokenizer()), goal(16))
