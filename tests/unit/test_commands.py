@@ -62,7 +62,7 @@ def test_readme_commands_parse(line):
     assert isinstance(config, CONFIGS[program_of(line)])
     if isinstance(config, TrainRMConfig):
         validate(config)
-    elif hasattr(config, "validate"):
+    elif isinstance(config, EvalRMConfig):
         config.validate()
 
 

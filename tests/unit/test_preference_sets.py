@@ -279,7 +279,7 @@ def test_killed_scoring_goes_on_where_it_stopped(tmp_path):
 
 def test_rows_are_written_window_by_window(tmp_path, monkeypatch):
     written = []
-    monkeypatch.setattr(preference_scoring, "_append", lambda path, rows: written.append(len(rows)))
+    monkeypatch.setattr(preference_scoring, "append_jsonl", lambda path, rows: written.append(len(rows)))
     scorer = FakeScorer()
     score_preferences(items(12), tiny_tokenizer(), scorer, max_len=100, out_path=tmp_path / "a.jsonl", progress=False)
     assert written == [len(window) // 3 for window in scorer.seen] and len(written) > 1
