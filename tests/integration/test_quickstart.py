@@ -34,6 +34,8 @@ def test_table_plot_and_checkpoints_are_written(output):
         assert set(test["prefix_auroc"]["vanilla reward"]) == {"25", "50", "75", "100"}
         assert (output / f"seed-{seed}" / "contrastive" / "model.safetensors").is_file()
     assert (output / "report.png").read_bytes()[:4] == b"\x89PNG"
+    html = (output / "report.html").read_text()
+    assert "contrastive, seed 1" in html and "vanilla, seed 0" in html and "\\boxed" in html
     assert json.loads((output / "manifest.json").read_text())["status"] == "finished"
 
 
