@@ -19,6 +19,7 @@ SCORE_NAMES = {
     "goal_similarity_mean": "goal similarity, mean",
 }
 SIZE = (4.9, 3.3)  # inches, one column of the report
+PANEL_LINES = 40  # of points and headings in a panel; further ones go to another panel
 
 # Lines of the accuracy figure: shades for the two levels, then one colour a way and dashes for the goal similarity.
 ACCURACY_STYLES: dict[str, dict[str, Any]] = {
@@ -95,17 +96,39 @@ def figure_svg(figure: EvaluationFigure, prefix: str) -> str:
 
 
 def _auroc(models: Mapping[str, Any], names: Sequence[str]) -> list[EvaluationFigure]:
-    rows = []
+    blocks = []
     for name in names:
-        for number, (label, model) in enumerate(models.items()):
-            for score, interval in (model["sets"].get(name, {}).get("auroc") or {}).items():
-                if score != "goal_similarity_mean":
-                    words = [name] * (len(names) > 1) + [label] * (len(models) > 1) + [SCORE_NAMES.get(score, score)]
-                    rows.append((" · ".join(words), number, score != "reward", interval))
-    if not rows:
-        return []
-    draw = partial(plots.draw_intervals, rows=rows, x_label="AUROC of correct against wrong", reference=0.5)
-    return [EvaluationFigure("auroc", "auroc", "AUROC at the last token", draw, (SIZE[0], 0.8 + 0.36 * len(rows)))]
+        rows = [
+            (number, score != "reward", interval)
+            for number, (_, summary) in _of_set(models, name)
+            for score, interval in (summary.get("auroc") or {}).items()
+            if score != "goal_similarity_mean"
+        ]
+        if rows:
+            blocks.append((name if len(names) > 1 else "", rows))
+    labels = list(models) if len(models) > 1 else []
+    return _interval_figures("auroc", "AUROC at the last token", blocks, labels, "AUROC of correct against wrong", 0.5)
+
+
+def _interval_figures(
+    kind: str, title: str, blocks: Sequence[plots.Block], labels: Sequence[str], x_label: str, reference: float
+) -> list[EvaluationFigure]:
+    """Points with intervals, in panels of about equal height that share their x axis."""
+    panels: list[list[plots.Block]] = []
+    for block in blocks:
+        if not panels or plots.interval_lines([*panels[-1], block]) > PANEL_LINES:
+            panels.append([])
+        panels[-1].append(block)
+    limits = plots.interval_limits(blocks, reference)
+    figures = []
+    for number, panel in enumerate(panels, 1):
+        draw = partial(
+            plots.draw_intervals, blocks=panel, labels=labels, x_label=x_label, reference=reference, limits=limits
+        )
+        size = (SIZE[0], 0.7 + 0.19 * (plots.interval_lines(panel) + len(labels)))
+        words = f"{title}, {number} of {len(panels)}" if len(panels) > 1 else title
+        figures.append(EvaluationFigure(kind, kind, words, draw, size))
+    return figures
 
 
 def _prefix(models: Mapping[str, Any], name: str) -> list[EvaluationFigure]:
@@ -216,26 +239,32 @@ def _histograms(scored: Scored, name: str) -> list[EvaluationFigure]:
                     plots.draw_histogram, correct=values[1], wrong=values[0], x_label=f"{words} at the last token"
                 )
                 file = f"scores-{_file(name)}-{_file(label)}-{words.split()[0]}"
-                figures.append(EvaluationFigure("scores", file, title, draw, (SIZE[0], 2.7)))
+                figures.append(EvaluationFigure("scores", file, f"{title}: {words}", draw, (SIZE[0], 2.7)))
     return figures
+
+
+def score_words(score: str) -> str:
+    """Name of a compared score, or of the difference of two."""
+    return score.replace("goal_similarity", "goal similarity").replace(" minus ", " − ")
 
 
 def comparison_words(one: Mapping[str, Any]) -> str:
     """What is subtracted from what: one score of two models, or two scores of one model."""
-    score = one["score"].replace("goal_similarity", "goal similarity").replace(" minus ", " − ")
+    score = score_words(one["score"])
     return f"{one['a']}: {score}" if one["a"] == one["b"] else f"{score}: {one['a']} − {one['b']}"
 
 
 def _comparisons(comparisons: Sequence[Mapping[str, Any]], labels: Sequence[str]) -> list[EvaluationFigure]:
-    rows = []
-    for one in comparisons:
-        words = f"{one['set']} · {comparison_words(one)}"
+    sets = list(dict.fromkeys(one["set"] for one in comparisons))
+    blocks = []
+    for one in sorted(comparisons, key=lambda one: sets.index(one["set"])):
+        words = [one["set"]] * (len(sets) > 1)
+        words.append(comparison_words(one) if len(labels) > 1 else score_words(one["score"]))
+        heading = " · ".join(words)
+        heading = heading if len(heading) <= plots.LINE_LETTERS else "\n".join(words)
         number = labels.index(one["a"]) if one["a"] in labels else 0
-        rows.append((words, number, one["score"] != "reward", [one["difference"], one["low"], one["high"]]))
-    if not rows:
-        return []
-    draw = partial(plots.draw_intervals, rows=rows, x_label="difference of AUROC", reference=0.0)
-    return [EvaluationFigure("comparisons", "comparisons", "Differences", draw, (SIZE[0], 0.8 + 0.36 * len(rows)))]
+        blocks.append((heading, [(number, one["score"] != "reward", [one["difference"], one["low"], one["high"]])]))
+    return _interval_figures("comparisons", "Differences", blocks, [], "difference of AUROC", 0.0)
 
 
 def _of_set(models: Mapping[str, Any], name: str) -> list[tuple[int, tuple[str, Mapping[str, Any]]]]:

@@ -13,6 +13,8 @@ import numpy as np
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 MARKERS = ("o", "s", "^", "D", "v", "P")
 CORRECT_COLOR, WRONG_COLOR = COLORS[0], COLORS[1]
+LINE_LETTERS = 72  # of small text in the width of a figure
+BLOCK_SPACE = 0.5  # lines between blocks of intervals
 INK = "#1b1c20"  # text and axes; the page replaces it by its own text colour
 STYLE = {
     "font.family": "sans-serif",
@@ -40,6 +42,7 @@ STYLE = {
 }
 
 Interval = Sequence[float | None]  # [value, low, high]; the bounds, or all three, may be None
+Block = tuple[str, Sequence[tuple[int, bool, Interval]]]  # see draw_intervals
 Curve = Mapping[str, float | Interval | None]  # by the place on the x axis, as text or number
 
 
@@ -53,31 +56,68 @@ def plain_style():
 
 
 def draw_intervals(
-    axes: Any, rows: Sequence[tuple[str, int, bool, Interval]], x_label: str, reference: float | None = None
+    axes: Any,
+    blocks: Sequence[Block],
+    x_label: str,
+    labels: Sequence[str] = (),
+    reference: float | None = None,
+    limits: tuple[float, float] | None = None,
 ) -> None:
-    """Points with intervals from top to bottom, each below its label; undefined ones say so.
+    """Points with intervals from top to bottom, those of a block below its heading; undefined ones say so.
 
     Args:
-        rows: (label, colour number, whether the point is hollow, interval).
+        blocks: (heading, rows); a row is (colour number, whether the point is hollow, interval). Hollow is the goal
+            similarity, filled the reward.
+        labels: models by colour number, for the legend; empty: they are not told apart.
         reference: x of a dotted line, such as chance.
+        limits: ends of the x axis.
     """
     if reference is not None:
         axes.axvline(reference, color="0.55", linewidth=1, linestyle=":")
-    beside = axes.get_yaxis_transform()  # x as a share of the width, y as the row
-    for place, (label, number, hollow, (value, low, high)) in enumerate(rows):
-        color = COLORS[number % len(COLORS)]
-        axes.text(0, place - 0.14, _name(label, 70), transform=beside, va="bottom", fontsize=8)
-        if value is None:
-            axes.text(0, place - 0.06, "undefined", transform=beside, va="top", fontsize=8, style="italic")
-            continue
-        if low is not None and high is not None:
-            axes.plot([low, high], [place, place], color=color, solid_capstyle="butt")
-        marker = {"marker": MARKERS[number % len(MARKERS)], "markerfacecolor": "white" if hollow else color}
-        axes.plot([value], [place], color=color, linestyle="none", markersize=5, **marker)
+    beside = axes.get_yaxis_transform()  # x as a share of the width, y as the line
+    line = 0.0
+    for heading, rows in blocks:
+        if heading and all(value is None for _, _, (value, _, _) in rows):
+            heading, rows = f"{heading}: undefined", ()
+        for words in heading.split("\n") if heading else []:
+            axes.text(0, line, _name(words, LINE_LETTERS), transform=beside, va="center", fontsize=8)
+            line += 1
+        for number, hollow, (value, low, high) in rows:
+            color = COLORS[number % len(COLORS)]
+            if value is None:
+                axes.text(0, line, "undefined", transform=beside, va="center", fontsize=8, style="italic", color=color)
+            else:
+                if low is not None and high is not None:
+                    axes.plot([low, high], [line, line], color=color, solid_capstyle="butt")
+                marker = {"marker": MARKERS[number % len(MARKERS)], "markerfacecolor": "white" if hollow else color}
+                axes.plot([value], [line], color=color, linestyle="none", markersize=5, **marker)
+            line += 1
+        line += BLOCK_SPACE
+    for number, label in enumerate(labels):
+        axes.plot([], [], color=COLORS[number % len(COLORS)], marker=MARKERS[number % len(MARKERS)], label=_name(label))
+    kinds = {hollow for _, rows in blocks for _, hollow, _ in rows}
+    if len(kinds) > 1 and (labels or max(len(rows) for _, rows in blocks) > 1):
+        for name, face in (("filled: reward", INK), ("hollow: goal similarity", "white")):
+            axes.plot([], [], color=INK, marker="o", markerfacecolor=face, linestyle="none", label=name)
     axes.set_yticks([])
     axes.spines["left"].set_visible(False)
-    axes.set_ylim(len(rows) - 0.5, -0.85)
+    axes.set_ylim(line - BLOCK_SPACE, -1)
+    if limits is not None:
+        axes.set_xlim(*limits)
     axes.set_xlabel(x_label)
+
+
+def interval_lines(blocks: Sequence[Block]) -> float:
+    """Height of `draw_intervals` in lines."""
+    return sum((heading.count("\n") + 1 if heading else 0) + len(rows) + BLOCK_SPACE for heading, rows in blocks)
+
+
+def interval_limits(blocks: Sequence[Block], reference: float) -> tuple[float, float]:
+    """Ends of an x axis that holds the reference and every interval."""
+    found = [part for _, rows in blocks for _, _, interval in rows for part in interval if part is not None]
+    low, high = min([*found, reference]), max([*found, reference])
+    margin = 0.05 * (high - low) or 0.05
+    return low - margin, high + margin
 
 
 def draw_curves(
@@ -155,7 +195,8 @@ def draw_filter_tradeoff(
         value, low, high = (100 * np.array(part, float) for part in heights)
         axes.plot(x, value, color=color, marker=MARKERS[index % len(MARKERS)], label=_name(label))
         if np.isfinite(low).any():
-            axes.fill_between(x, low, high, color=color, alpha=0.13, linewidth=0)
+            rising = np.array(x) >= np.maximum.accumulate(x)  # a saving may fall on the way; a band cannot turn back
+            axes.fill_between(np.array(x)[rising], low[rising], high[rising], color=color, alpha=0.13, linewidth=0)
         axes.axhline(value[0], color=color, linewidth=1, linestyle="--", alpha=0.8)
         fewer = [point.get("fewer_samples") for point in points]
         if key == "accuracy" and None not in fewer:
@@ -229,7 +270,7 @@ def draw_bars(
             axes.plot([100 * low, 100 * high], [place, place], color=INK, linewidth=1.2)
     if chance is not None:
         axes.axvline(100 * chance, color=INK, linewidth=1, linestyle=":", label="chance")
-    axes.set_yticks(range(len(bars)), [_name(label) for label in bars])
+    axes.set_yticks(range(len(bars)), [_name(label, 44) for label in bars])
     axes.set_ylim(len(bars) - 0.4, -0.6)
     axes.set_xlim(left=0)
     axes.grid(axis="y", visible=False)
@@ -295,7 +336,7 @@ def _three(value: float | Interval | None) -> tuple[float, float, float]:
     return tuple(float("nan") if part is None else float(part) for part in parts)
 
 
-def _name(label: str, longest: int = 44) -> str:
+def _name(label: str, longest: int = 64) -> str:
     """A label as matplotlib can draw it: printable, not hidden (leading _), not longer than a line."""
     label = "".join(letter if letter.isprintable() else "\ufffd" for letter in label)
     half = longest // 2 - 1

@@ -20,6 +20,7 @@ from openrlhf.utils.atomic import atomic_write_bytes
 __all__ = ["save_figures", "write_completion_page", "write_report"]
 
 MAX_ROWS = 600  # completions shown
+MAX_FIGURES = 40  # figures shown in a section
 MAX_BYTES = 16 * 2**20  # of their data in the page
 _PAGE = Path(__file__).with_name("report_page")
 
@@ -30,7 +31,7 @@ _SECTIONS: tuple[tuple[str, str, Callable[[Results], str], str, str], ...] = (
         "Telling correct from wrong",
         tables.auroc_table,
         "auroc",
-        "AUROC at the last token with 95% interval; the dotted line is chance.",
+        "AUROC at the last token with 95% interval. Filled: reward; hollow: goal similarity; dotted line: chance.",
     ),
     (
         "prefix",
@@ -190,6 +191,9 @@ def _facts(results: Results, date: str, command: str | None) -> str:
 def _figures(figures: Sequence[EvaluationFigure], caption: str) -> str:
     if not figures:
         return ""
+    if len(figures) > MAX_FIGURES:
+        caption += f" The first {MAX_FIGURES} of {len(figures):,} figures are shown; --figures writes all of them."
+        figures = figures[:MAX_FIGURES]
     headings = [f"<h3>{escape(figure.title)}</h3>" if len(figures) > 1 else "" for figure in figures]
     drawn = "".join(
         f'<div class="panel">{headings[number]}'

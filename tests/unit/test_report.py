@@ -171,9 +171,60 @@ def test_one_class_is_undefined_with_the_reason(tmp_path, no_figures):
     text = report_of(tmp_path, {"a": {"one": rows, "two": random_rows(seed=1)}})
     assert "undefined: all labelled completions are wrong" in text
     table = text[text.index("<caption>AUROC at the last token") :]
-    line = next(line for line in table.split("\n") if line.startswith('<tr><th scope="row">one'))
+    line = next(line for line in table.split("\n") if line.startswith('<tr><th scope="row"><span class="part">one'))
     assert "0.000" not in line
-    assert line.count("undefined:") == 3  # reward, goal similarity, its mean
+    assert line.count("undefined:") == 1 and 'colspan="3"' in line  # reward, goal similarity and its mean
+
+
+def test_names_are_not_repeated_in_every_row(tmp_path, no_figures):
+    sets = {"first/all": random_rows(), "second/all": random_rows(seed=1)}
+    alone = report_of(tmp_path, {"some/model": sets})
+    table = re.search("<caption>AUROC by share.*?</table>", alone, re.DOTALL)[0]
+    assert "model" not in table
+    assert table.count('class="again"') == 2  # the second score of each set
+    assert "[" in table  # intervals
+    two = report_of(tmp_path, {"some/model": sets, "other": {"second/all": sets["second/all"]}})
+    table = re.search("<caption>AUROC at the last.*?</table>", two, re.DOTALL)[0]
+    names = re.findall(r'scope="row(?:group)?"[^>]*>(.*?)</th>', table)
+    assert [re.sub("<.*?>", "", name) for name in names] == [
+        "first/all",
+        "some/model",
+        "second/all",
+        "some/model",
+        "other",
+    ]
+
+
+def test_questions_without_a_vote_are_shown_without_a_goal_state_too(tmp_path, no_figures):
+    rows = [row | {"expected_answer": None, "is_correct": None} for row in random_rows(goal=False)]
+    assert "questions without a vote" in report_of(tmp_path, {"a": {"s": rows}})
+
+
+def test_differences_and_steps_name_what_is_compared(tmp_path, no_figures):
+    rows = [row | {"is_correct": False, "first_error_step": 1} for row in random_rows(samples=1)]
+    results = results_of({"a": {"s": rows}})
+    one = {"set": "s", "score": "goal_similarity minus reward", "a": "a", "b": "a", "rows": 12}
+    results["comparisons"] = [one | {"difference": 0.1, "low": 0.05, "high": 0.2, "p_value": 0.0002}]
+    text = write_report(tmp_path / "r.html", results, {"a": {"s": rows}}).read_text(encoding="utf-8")
+    assert "goal similarity − reward" in text and "&lt;0.001" in text
+    for caption in (
+        "First wrong steps found",
+        "Goal similarity against reward",
+        "AUROC of steps before the first error",
+    ):
+        assert f"<caption>{caption}</caption>" in text
+
+
+def test_many_sets_are_split_into_panels_and_bounded(tmp_path):
+    interval = [0.6, 0.5, 0.7]
+    summary = {"rows": 4, "auroc": {"reward": interval}, "prefix_auroc": {"reward": {"50": interval}}}
+    models = {label: {"sets": {f"set {k}": summary for k in range(45)}} for label in ("a", "b")}
+    figures = list_figures({"models": models, "comparisons": []}, {})
+    # A set takes a heading, two points and half a line: 11 sets fit into 40 lines.
+    assert [figure.title for figure in figures if figure.kind == "auroc"][-1] == "AUROC at the last token, 5 of 5"
+    assert max(figure.size[1] for figure in figures) < 10
+    text = write_report(tmp_path / "r.html", {"models": models, "comparisons": []}, {}).read_text(encoding="utf-8")
+    assert "The first 40 of 45 figures are shown" in text
 
 
 def test_sections_without_data_are_left_out(tmp_path):

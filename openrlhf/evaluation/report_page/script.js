@@ -274,13 +274,13 @@
     if (group.on && group.wanted !== null) {
       words.push(cut === null ? "This response is kept." : `This response is stopped at token ${count(cut + 1)} of ${count(row.tokens)}: ${Math.round(100 * (1 - (cut + 1) / row.tokens))}% of its tokens are saved.`);
       const { correct, wrong } = group.lowest;
-      if (correct.length || wrong.length) {
+      if (!single && (correct.length || wrong.length)) {
         const parts = [];
         if (correct.length) parts.push(`keeps ${(100 * (1 - shareBelow(correct, group.wanted))).toFixed(1)}% of the correct`);
         if (wrong.length) parts.push(`stops ${(100 * shareBelow(wrong, group.wanted)).toFixed(1)}% of the wrong`);
         words.push(`In the whole set this threshold ${parts.join(" and ")} completions.`);
       }
-    } else if (group.threshold === null) words.push("No threshold was chosen for this set; switch it on to try one.");
+    } else if (group.threshold === null) words.push(single ? "Switch it on to try a threshold." : "No threshold was chosen for this set; switch it on to try one.");
     note.textContent = words.join(" ");
   }
   function moveThreshold(value) {
