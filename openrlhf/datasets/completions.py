@@ -55,7 +55,8 @@ def row_to_completion(row: Mapping[str, Any]) -> Completion:
     solution; `solution_correct` is then its label.
 
     Raises:
-        ValueError: no question or no solution, or an is_correct that is no truth value.
+        ValueError: no question or no solution, an is_correct that is no truth value, a sample or first_error_step that
+            is no whole number, or steps beside the latter that are no texts.
     """
     rest = dict(row)
     question, solution, expected = (_take(rest, names) for names in (_QUESTION, _SOLUTION, _EXPECTED))
@@ -68,6 +69,7 @@ def row_to_completion(row: Mapping[str, Any]) -> Completion:
             f"a completion needs text under {' or '.join(_QUESTION)} and under {' or '.join(_SOLUTION)}, "
             f"got the keys {list(row)}"
         )
+    _check_steps(rest)
     predicted, sample = rest.pop("predicted_answer", None), rest.pop("sample", None)
     return Completion(
         question=question,
@@ -75,9 +77,27 @@ def row_to_completion(row: Mapping[str, Any]) -> Completion:
         expected_answer=None if expected is None else str(expected),
         predicted_answer=None if predicted is None else str(predicted),
         is_correct=_label(rest.pop("is_correct", None)),
-        sample=0 if sample is None else int(sample),
+        sample=_sample(sample),
         extra=rest,
     )
+
+
+def _check_steps(row: Mapping[str, Any]) -> None:
+    """Refuse a first wrong step that no metric could read later."""
+    first, steps = row.get("first_error_step"), row.get("steps")
+    if first is None:
+        return
+    if isinstance(first, bool) or not isinstance(first, int | float) or not first >= -1 or first % 1 != 0:
+        raise ValueError(f"first_error_step: expected a whole number or null, got {first!r:.80}")
+    if steps is not None and not (isinstance(steps, list) and all(isinstance(step, str) for step in steps)):
+        raise ValueError(f"steps: expected a list of text beside first_error_step, got {steps!r:.80}")
+
+
+def _sample(value: Any) -> int:
+    try:
+        return 0 if value is None else int(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"sample: expected a whole number or null, got {value!r:.80}") from error
 
 
 def completion_to_row(completion: Completion) -> dict[str, Any]:

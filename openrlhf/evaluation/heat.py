@@ -39,7 +39,7 @@ def token_texts(row: Mapping[str, Any]) -> list[str] | None:
     if ends is None:
         return None
     text, ends = row["generated_solution"], [int(end) for end in ends]
-    starts = [0, *ends[:-1]]
+    starts = [0, *ends][: len(ends)]
     if len(ends) != row["num_actions"]:
         raise ValueError(f"expected {row['num_actions']} token ends (num_actions), got {len(ends)}")
     if any(start > end for start, end in zip(starts, ends, strict=True)) or (ends and ends[-1] > len(text)):

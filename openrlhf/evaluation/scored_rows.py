@@ -17,13 +17,15 @@ from openrlhf.datasets.completions import completion_to_row, read_jsonl, row_to_
 PER_TOKEN = {"partial_rewards": np.float32, "cosine_sim": np.float32, "token_ends": np.int32}
 # What scores depend on, besides the completion: files of one set must have been scored alike.
 SETTINGS = ("checkpoint", "goal_state", "dtype", "template", "apply_chat_template", "max_len")
+TOP_SET = "all files"  # set of the files that lie in no folder of their own
+COSINE_TOLERANCE = 1e-3  # of rounding in low precision
 CUT_OFF_HINT = "if it was cut off, run eval_rm again with the same flags: it goes on after the last whole line"
 
 Rows = list[dict[str, Any]]
 
 
 def read_scored_sets(path: str | Path, benchmarks: Sequence[str] | None = None) -> dict[str, Rows]:
-    """Scored rows by set: the folder they lie in, relative to `path`, or the name of a single file.
+    """Scored rows by set: the folder they lie in, relative to `path` ("all files": `path` itself), or a file's name.
 
     Args:
         path: a folder that eval_rm wrote (SAVE_DIR/MODEL), or one file of it. Where `summary.json` names the files of
@@ -52,7 +54,7 @@ def read_scored_rows(path: str | Path, texts: dict[str, str] | None = None) -> I
     texts = {} if texts is None else texts
     for line, row in read_jsonl(path, hint=CUT_OFF_HINT):
         try:
-            yield _checked_row(row, texts)
+            yield checked_row(row, texts)
         except ValueError as error:
             raise ValueError(f"{path}:{line}: {error}") from error
 
@@ -77,7 +79,8 @@ def scored_files(path: str | Path, benchmarks: Sequence[str] | None = None) -> d
             raise ValueError(f"{path}: expected a file or folder of rows scored by eval_rm, found no .jsonl file")
         sets = {}
         for file in files:
-            sets.setdefault(file.parent.relative_to(path).as_posix(), []).append(file)
+            inside = file.parent.relative_to(path).as_posix()
+            sets.setdefault(TOP_SET if inside == "." else inside, []).append(file)
     if benchmarks is None:
         return sets
     absent = [name for name in benchmarks if not any(_belongs(set_name, name) for set_name in sets)]
@@ -126,7 +129,9 @@ def _belongs(set_name: str, benchmark: str) -> bool:
     return set_name == benchmark or set_name.startswith(benchmark + "/")
 
 
-def _checked_row(row: Mapping[str, Any], texts: dict[str, str]) -> dict[str, Any]:
+def checked_row(row: Mapping[str, Any], texts: dict[str, str] | None = None) -> dict[str, Any]:
+    """A row as `read_scored_rows` gives it; raises ValueError for what cannot be used."""
+    texts = {} if texts is None else texts
     if "reward" not in row or not ("question" in row or "problem" in row):
         raise ValueError(f"expected a row scored by eval_rm (question, reward), got keys {list(row)}")
     checked = completion_to_row(row_to_completion(row))
@@ -142,16 +147,40 @@ def _checked_row(row: Mapping[str, Any], texts: dict[str, str]) -> dict[str, Any
             checked[key] = _per_token(checked[key], key, kind, length)
     reward = checked["reward"]
     if reward is not None:
-        if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
-            raise ValueError(f"expected a finite number or null in 'reward', got {reward!r}")
-        if checked.get("partial_rewards") is None:
+        if isinstance(reward, bool) or not isinstance(reward, int | float) or not _is_finite(reward):
+            raise ValueError(f"expected a finite number or null in 'reward', got {reward!r:.80}")
+        if checked.get("partial_rewards") is None or length == 0:
             raise ValueError("expected 'partial_rewards' beside 'reward'; run eval_rm again")
+    _check_similarities(checked.get("cosine_sim"))
+    _check_token_ends(checked.get("token_ends"), len(checked["generated_solution"]))
     return checked
+
+
+def _is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number beyond every float
+        return False
+
+
+def _check_similarities(values: np.ndarray | None) -> None:
+    if values is not None and len(values) and np.abs(values).max() > 1 + COSINE_TOLERANCE:
+        place = int(np.abs(values).argmax())
+        raise ValueError(f"expected cosines in [-1, 1] in 'cosine_sim', got {values[place]} at token {place}")
+
+
+def _check_token_ends(ends: np.ndarray | None, letters: int) -> None:
+    if ends is not None and len(ends) and ((np.diff(ends) < 0).any() or ends[0] < 0 or ends[-1] > letters):
+        raise ValueError(
+            f"expected 'token_ends' that rise from 0 up to {letters}, the length of the solution; run eval_rm again"
+        )
 
 
 def _per_token(values: Any, key: str, kind: type, length: int) -> np.ndarray:
     try:
         array = np.array(values, dtype=kind)
+        if kind is np.int32 and (array != np.array(values)).any():
+            raise ValueError("not whole")
     except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"expected a list of numbers in {key!r} ({error})") from error
     if array.shape != (length,):

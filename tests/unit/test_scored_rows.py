@@ -71,6 +71,16 @@ def test_old_and_missing_fields(tmp_path):
         ({"cosine_sim": [0.1]}, r"2 values \(num_actions\) in 'cosine_sim'"),
         ({"cosine_sim": ["x", "y"]}, "list of numbers in 'cosine_sim'"),
         ({"token_ends": [1, 2, 3]}, "'token_ends'"),
+        ({"token_ends": [2, 1]}, "'token_ends' that rise"),
+        ({"token_ends": [1, 99]}, "the length of the solution"),
+        ({"token_ends": [0.5, 1]}, "'token_ends' .not whole"),
+        ({"cosine_sim": [0.1, -1.5]}, "cosines in .* got -1.5 at token 1"),
+        ({"reward": 10**400}, "finite number or null in 'reward'"),
+        ({"sample": "first"}, "sample: expected a whole number or null, got 'first'"),
+        ({"sample": [1]}, "sample: expected a whole number"),
+        ({"first_error_step": "2"}, "first_error_step: expected a whole number or null, got '2'"),
+        ({"first_error_step": float("nan")}, "first_error_step: expected a whole number"),
+        ({"first_error_step": 1, "steps": [3]}, "steps: expected a list of text"),
         ({"num_actions": None}, "'num_actions', got None"),
         ({"partial_rewards": None}, "'partial_rewards' beside 'reward'"),
         ({"is_correct": "maybe"}, "is_correct: expected true, false or null"),
@@ -123,6 +133,12 @@ def test_sets_are_folders_and_can_be_chosen(tmp_path):
         scored_files(tmp_path, ["svamp", "gsm"])
     with pytest.raises(ValueError, match="found no .jsonl file"):
         scored_files(tmp_path / "nowhere")
+
+
+def test_files_in_the_folder_itself_are_a_set_with_a_name(tmp_path):
+    write(tmp_path / "a.jsonl", [scored()])
+    assert list(scored_files(tmp_path)) == ["all files"]
+    assert list(scored_files(tmp_path, ["all files"])) == ["all files"]
 
 
 def test_summary_names_the_files_that_count(tmp_path):
