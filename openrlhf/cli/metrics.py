@@ -100,6 +100,7 @@ def run(config: MetricsConfig) -> dict[str, Any]:
     # Unknown benchmarks and sets show before the first row is read.
     sets = {label: list(scored_files(path, config.benchmarks)) for label, path in paths.items()}
     others = _validation_sets(config.validation_path or [], sets)
+    _check_outputs(config, [*paths.values(), *(path for path, _ in others.values())])
     scored: dict[str, dict[str, Rows]] = {}
     results: dict[str, Any] = {"models": {}, "comparisons": []}
     options = {key: getattr(config, key) for key in ("warmup_tokens", "tie_rule", "bootstrap", "seed", "percentiles")}
@@ -126,6 +127,22 @@ def run(config: MetricsConfig) -> dict[str, Any]:
             print(text + "\n")
     _write(config, results, scored)
     return results
+
+
+def _check_outputs(config: MetricsConfig, paths: Sequence[Path]) -> None:
+    """Refuse to write one file over another, or over the scores."""
+    read = {file.resolve() for path in paths for files in scored_files(path).values() for file in files}
+    read |= {(path / "summary.json").resolve() for path in paths if path.is_dir()}
+    taken: dict[Path, str] = {}
+    for name in ("output", "csv", "report"):
+        if getattr(config, name) is None:
+            continue
+        file = Path(getattr(config, name)).resolve()
+        if file in read:
+            raise ValueError(f"--{name}: {file} holds scores that are read here; choose another file")
+        if file in taken:
+            raise ValueError(f"--{name}: {file} is already the file of --{taken[file]}; choose another one")
+        taken[file] = name
 
 
 def _models(scored_path: Sequence[str]) -> dict[str, Path]:

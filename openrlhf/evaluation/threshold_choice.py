@@ -111,7 +111,8 @@ def check_disjoint(validation: Sequence[str], test: Sequence[str]) -> None:
     if shared:
         raise ValueError(
             f"{len(shared)} questions are in both sets, first {shared[0]!r:.80}: a threshold must be chosen on other "
-            "questions than those it is reported on; leave them out of one set, or use split_questions"
+            "questions than those it is reported on; leave them out of one set, or pass no validation rows: the set is "
+            "split then"
         )
 
 

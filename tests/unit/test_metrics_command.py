@@ -142,6 +142,23 @@ def test_report_and_figures_get_rows_and_results(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["--json", "new", "--csv", "new"], "--csv: .*new is already the file of --output"),
+        (["--json", "rm/summary.json"], "--output: .*summary.json holds scores that are read here"),
+        (["--report", "rm/svamp/greedy/output-greedy.jsonl"], "--report: .* holds scores"),
+    ],
+)
+def test_scores_and_outputs_are_not_written_over(tmp_path, words, message, capsys, monkeypatch):
+    before = (model(tmp_path / "rm") / "summary.json").read_bytes()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        run("--scored_path", "rm", *words)
+    assert re.search(message, capsys.readouterr().err)
+    assert (tmp_path / "rm" / "summary.json").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
         (["--filter_threshold", "7"], r"threshold in \[-1, 1\]"),
         (["--warmup_tokens", "-1"], "warmup_tokens of 0 or more"),
         (["--percentiles", "0"], r"percentage in \(0, 100\]"),
