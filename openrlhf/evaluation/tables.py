@@ -49,9 +49,9 @@ def format_comparisons(records: Sequence[Mapping[str, Any]]) -> str:
     rows = [["set", "comparison", "difference", "p", "rows", "unmatched"]]
     for record in records:
         if record["a"] == record["b"]:
-            words = f"{record['a']}: {record['score']}"
+            words = f"{record['a']}: {_words(record['score'])}"
         else:
-            words = f"{record['score']}: {record['a']} minus {record['b']}"
+            words = f"{_words(record['score'])}: {record['a']} minus {record['b']}"
         difference = signed([record["difference"], record["low"], record["high"]])
         unmatched = str(record.get("unmatched", 0) + record.get("left_out", 0))
         rows.append([record["set"], words, difference, _p_value(record["p_value"]), str(record["rows"]), unmatched])
@@ -76,6 +76,11 @@ def figure_rows(results: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         figures |= {key: (one[key], None, None) for key in ("p_value", "rows")}
         for figure, (value, low, high) in figures.items():
             yield dict(zip(CSV_COLUMNS, (model, one["set"], figure, one["score"], value, low, high), strict=True))
+
+
+def _words(score: str) -> str:
+    """A score's name for people."""
+    return score.replace("_mean", ", mean").replace("_", " ")
 
 
 def number(value: float | None) -> str:
@@ -109,7 +114,7 @@ Table = tuple[str, list[list[str]], str]  # title, rows of cells with the head f
 
 def _auroc_table(summaries: Summaries) -> Table:
     names = {key: None for summary in summaries.values() for key in summary["auroc"]}  # in order, once each
-    rows = [["set", "rows", "questions", "correct", *(f"AUROC {name}" for name in names)]]
+    rows = [["set", "rows", "questions", "correct", *(f"AUROC {_words(name)}" for name in names)]]
     for name, summary in summaries.items():
         counts = [str(summary["rows"]), str(summary["questions"]), number(summary["correct"])]
         rows.append([name, *counts, *(interval(summary["auroc"].get(score)) for score in names)])
@@ -122,7 +127,7 @@ def _prefix_table(summaries: Summaries) -> Table:
     rows = [["set", "score", *(f"{p}%" for p in percents)]]
     for name, summary in summaries.items():
         for score, curve in summary["prefix_auroc"].items():
-            rows.append([name, score, *(show(curve.get(p)) for p in percents)])
+            rows.append([name, _words(score), *(show(curve.get(p)) for p in percents)])
     return "AUROC after a part of the response", rows, ""
 
 

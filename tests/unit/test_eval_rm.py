@@ -121,7 +121,7 @@ def test_benchmarks_are_scored_graded_and_tabled(world, capsys):
         1
     ] * 6 + [2] * 6
     table = capsys.readouterr().out
-    assert "gsm8k/all" in table and "AUROC goal_similarity" in table and "75%" in table
+    assert "gsm8k/all" in table and "AUROC goal similarity" in table and "75%" in table
 
     metrics.main(
         [
