@@ -49,6 +49,9 @@ def run_command(main: Callable[[], None]) -> None:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)
+    except BrokenPipeError:  # the reader of the output, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it flushes at exit
+        sys.exit(1)
     except (ValueError, RuntimeError, OSError, ImportError, SafetensorError) as error:
         if os.environ.get("OPENRLHF_TRACEBACK"):
             raise

@@ -31,6 +31,7 @@ from openrlhf.evaluation.heat import (
 )
 from openrlhf.evaluation.report import write_completion_page
 from openrlhf.evaluation.scored_files import score_completions
+from openrlhf.evaluation.scored_rows import checked_row
 from openrlhf.trainer.config import flag
 from openrlhf.utils.atomic import ensure_writable
 
@@ -95,7 +96,7 @@ def run(config: InspectConfig) -> dict[str, Any]:
         row = completion_to_row(Completion(question=config.prompt, generated_solution=config.response))
     else:
         row = read_row(config.file, config.row)
-    label = Path(config.file).name.split(".jsonl")[0] if config.file else ""
+    label = f"{Path(config.file).name}, line {config.row}" if config.file else ""
     if config.reward_model_path is not None:
         checkpoint = find_checkpoint(
             config.reward_model_path,
@@ -114,7 +115,8 @@ def run(config: InspectConfig) -> dict[str, Any]:
     true_color = os.environ.get("COLORTERM") in ("truecolor", "24bit")
     encoding = sys.stdout.encoding or "utf-8"
     bars = BARS if _can_write(BARS, encoding) else ASCII_BARS
-    text = describe(row, label, color=color, true_color=true_color, bars=bars, **options)
+    source = f"model {label}" if config.reward_model_path is not None else label
+    text = describe(row, source, color=color, true_color=true_color, bars=bars, **options)
     print(text.encode(encoding, "replace").decode(encoding))
     if config.html is not None:
         write_completion_page(config.html, row, label, **options)
@@ -131,7 +133,7 @@ def read_row(path: str, number: int) -> dict[str, Any]:
     for line, row in itertools.islice(read_jsonl(path), number):
         if line >= number:
             try:
-                return completion_to_row(row_to_completion(row))
+                return checked_row(row) if "reward" in row else completion_to_row(row_to_completion(row))
             except ValueError as error:
                 raise ValueError(f"{path}:{line}: {error}") from error
     raise ValueError(f"--row: {path} has no row on line {number} or behind it")
@@ -168,7 +170,7 @@ def score(checkpoint: RewardCheckpoint, completion: Completion, config: InspectC
 
 def describe(
     row: Mapping[str, Any],
-    label: str,
+    source: str,
     *,
     threshold: float | None = None,
     warmup_tokens: int = 0,
@@ -180,7 +182,7 @@ def describe(
 
     Args:
         row: scored row.
-        label: name of the model.
+        source: the model, or the file and line that hold the row.
         threshold, warmup_tokens: the goal filter.
         color: tokens on coloured ground; False: one line a token with its numbers.
         true_color: 24-bit colours instead of 256.
@@ -188,7 +190,7 @@ def describe(
     """
     curves = {"goal similarity": row.get("cosine_sim"), "reward": row.get("partial_rewards")}
     curves = {name: curve for name, curve in curves.items() if curve is not None and len(curve)}
-    head = [f"model {plain_text(label)}", "not scored" if row.get("reward") is None else f"reward {row['reward']:.3f}"]
+    head = [plain_text(source), "not scored" if row.get("reward") is None else f"reward {row['reward']:.3f}"]
     if "goal similarity" in curves:
         head.append(f"goal similarity {curves['goal similarity'][-1]:.3f} at the end")
     lines = [" · ".join(head), f"question: {plain_text(row['question'])}", *_answer(row), ""]
@@ -211,9 +213,11 @@ def describe(
         lines.append(f"{name:15}  {sparkline(curve, bars=bars)}  {min(curve):.3f} to {max(curve):.3f}")
     place = int(np.argmin(scores))
     name = next(iter(curves))
-    where = "" if texts is None else f": {texts[place]!r}"
+    where = "" if texts is None else f": {_token_word(texts, place)}"
     lines.append(f"lowest {name} {scores[place]:.3f} at token {place + 1} of {len(scores)}{where}")
-    if threshold is not None and "goal similarity" in curves:
+    if threshold is not None and "goal similarity" not in curves:
+        lines.append("filter: not applied, the row has no goal similarity; pass --goal_state_path")
+    elif threshold is not None:
         told = "kept" if cut is None else f"stopped at token {cut + 1}, {1 - (cut + 1) / len(scores):.0%} of it saved"
         lines.append(f"filter at {threshold:g}: {told}")
     return "\n".join(lines)
@@ -232,11 +236,16 @@ def _answer(row: Mapping[str, Any]) -> list[str]:
 
 def _token_lines(texts: Sequence[str], curves: Mapping[str, Sequence[float]], cut: int | None) -> list[str]:
     lines = ["token  " + "  ".join(f"{name:>15}" for name in curves) + "  text"]
-    for place, text in enumerate(texts):
+    for place in range(len(texts)):
         numbers = "  ".join(f"{curve[place]:15.3f}" for curve in curves.values())
         mark = "  <- stopped here" if place == cut else ""
-        lines.append(f"{place + 1:5}  {numbers}  {text!r}{mark}")
+        lines.append(f"{place + 1:5}  {numbers}  {_token_word(texts, place)}{mark}")
     return lines
+
+
+def _token_word(texts: Sequence[str], place: int) -> str:
+    """A token in quotes; the empty one at the end of a response is its end-of-sequence token."""
+    return "(end)" if place == len(texts) - 1 and texts[place] == "" else repr(texts[place])
 
 
 def _can_write(text: str, encoding: str) -> bool:

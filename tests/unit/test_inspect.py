@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -75,7 +77,7 @@ def test_without_a_goal_state_rewards_are_shown(models, capsys):
 def test_a_scored_row_needs_no_model(tmp_path, capsys):
     file = write(tmp_path / "rows.jsonl", [ROW | {"question": "other"}, ROW])
     text = inspect(capsys, "--file", file, "--row", 2, "--filter_threshold", 0.0)
-    assert "model rows · reward -1.000 · goal similarity 0.300 at the end" in text
+    assert "rows.jsonl, line 2 · reward -1.000 · goal similarity 0.300 at the end" in text
     assert "answer: wrong, predicted 8, expected 7" in text
     # The lowest similarity, -0.2, is the first below 0: token 3 of 4, so a quarter is saved.
     assert "lowest goal similarity -0.200 at token 3 of 4: ' 8'" in text
@@ -89,6 +91,24 @@ def test_the_row_is_scored_anew_with_a_model(models, capsys):
     assert "model rm" in text
     assert "reward -1.000" not in text
     assert "goal similarity" not in text  # those of the file belong to another model
+
+
+def test_a_scored_row_is_checked(tmp_path, capsys):
+    file = write(tmp_path / "rows.jsonl", [ROW | {"cosine_sim": [0.9, 0.1]}])
+    with pytest.raises(SystemExit):
+        inspect(capsys, "--file", file)
+    assert "rows.jsonl:1: expected 4 values (num_actions) in 'cosine_sim'" in capsys.readouterr().err
+
+
+def test_a_reader_that_stops_early_is_no_error():
+    code = (
+        "from openrlhf.cli.common import run_command\n"
+        "run_command(lambda: [print('line') for _ in range(10**5)] and None)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"line\n"
+        process.stdout.close()
+        assert process.stderr.read() == b""
 
 
 def test_colours_only_where_they_are_wanted(monkeypatch, tmp_path, capsys):
@@ -110,6 +130,8 @@ def test_rows_that_lack_something_are_still_shown():
     unscored = ROW | {"reward": None, "partial_rewards": None, "cosine_sim": None, "num_actions": 0}
     assert "not scored" in describe(unscored, "m")
     assert "was cut" in describe(ROW | {"truncated": True}, "m")
+    assert "not applied, the row has no goal similarity" in describe(ROW | {"cosine_sim": None}, "m", threshold=0.0)
+    assert "    4            0.300           -1.000  (end)" in describe(ROW, "m")
     lists = {key: np.array(ROW[key], np.float32) for key in ("partial_rewards", "cosine_sim")}
     assert describe(ROW | lists, "m", threshold=0.0) == describe(ROW, "m", threshold=0.0)
     assert "\x1b[2J" not in describe(ROW | {"question": "\x1b[2J"}, "\x1b[2J")
