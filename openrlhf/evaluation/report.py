@@ -194,7 +194,7 @@ def _figures(figures: Sequence[EvaluationFigure], caption: str) -> str:
     if len(figures) > MAX_FIGURES:
         caption += f" The first {MAX_FIGURES} of {len(figures):,} figures are shown; --figures writes all of them."
         figures = figures[:MAX_FIGURES]
-    headings = [f"<h3>{escape(figure.title)}</h3>" if len(figures) > 1 else "" for figure in figures]
+    headings = [f"<h3>{tables.breakable(figure.title)}</h3>" if len(figures) > 1 else "" for figure in figures]
     drawn = "".join(
         f'<div class="panel">{headings[number]}'
         f'<div role="img" aria-label="{escape(f"Figure, {figure.title}. {caption}")}">'

@@ -100,7 +100,7 @@ def models_table(results: Mapping[str, Any]) -> str:
         template = "chat template" if told.get("apply_chat_template") else told.get("template")
         cells = [told.get("fingerprint"), template, told.get("max_len"), told.get("goal_state"), model.get("path")]
         rows.append(
-            [_breakable(label), *("" if cell is None else f"<code>{_breakable(_short(cell))}</code>" for cell in cells)]
+            [breakable(label), *("" if cell is None else f"<code>{breakable(_short(cell))}</code>" for cell in cells)]
         )
     note = "Checkpoint and goal state are named by a hash of their content. Length: tokens of prompt and response."
     columns = ["model", "checkpoint", "prompt template", "length", "goal state", "scored rows"]
@@ -344,7 +344,7 @@ def comparison_table(results: Mapping[str, Any]) -> str:
         "differs."
     )
     columns = ["difference of", "completions", "left out", "AUROC", "p"]
-    sets = [_breakable(one["set"]) for one in comparisons]
+    sets = [breakable(one["set"]) for one in comparisons]
     return html_table("Differences of AUROC", columns, rows, note, groups=sets)
 
 
@@ -352,8 +352,8 @@ def _difference_of(one: Mapping[str, Any], alone: bool) -> str:
     """What is subtracted from what, as `comparison_words`; a single model is not named."""
     score = escape(score_words(one["score"]))
     if one["a"] == one["b"]:
-        return score if alone else f"{_breakable(one['a'])}: {score}"
-    return f"{score}: {_breakable(one['a'])} − {_breakable(one['b'])}"
+        return score if alone else f"{breakable(one['a'])}: {score}"
+    return f"{score}: {breakable(one['a'])} − {breakable(one['b'])}"
 
 
 def undefined_reason(figures: Summary) -> str:
@@ -406,10 +406,10 @@ def _undefined(reason: str = "") -> str:
 
 
 def _names(label: str, name: str) -> list[str]:
-    return [_breakable(name), _breakable(label)]
+    return [breakable(name), breakable(label)]
 
 
-def _breakable(text: str) -> str:
+def breakable(text: str) -> str:
     """A name or path as HTML: lines break behind a slash, elsewhere only in parts too long for a narrow column."""
     parts = [escape(part) for part in re.findall(r"[^/]*/|[^/]+", text)]
     return "<wbr>".join(part if len(part) > LONGEST_PART else f'<span class="part">{part}</span>' for part in parts)
