@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from transformers import AutoConfig
 from openrlhf.cli.common import check_positions
 from openrlhf.models.lora import SETTINGS_FILE
 from openrlhf.models.pretrained import checkpoint_fingerprint, load_reward_model, load_tokenizer
-from openrlhf.models.reward_model import RewardModel, read_settings
+from openrlhf.models.reward_model import RewardModel, read_settings, rotary_kinds
 from openrlhf.utils.storage import is_s3, local_copy
 
 DEFAULT_MAX_LEN = 2048
@@ -31,7 +32,11 @@ class RewardCheckpoint:
     max_len: int  # tokens of prompt + response
 
     def load(self, bf16: bool = False, attn_implementation: str | None = None) -> tuple[RewardModel, Any]:
-        """The model, in eval mode on the GPU when there is one, and its tokenizer."""
+        """The model, in eval mode on the GPU when there is one, and its tokenizer.
+
+        Raises:
+            ValueError: texts of max_len tokens whose scores would depend on the other texts, or on too few positions.
+        """
         tokenizer = load_tokenizer(self.folder)
         model = load_reward_model(
             self.folder,
@@ -40,6 +45,12 @@ class RewardCheckpoint:
             pad_token_id=tokenizer.pad_token_id,
         )
         check_positions(model.network, self.max_len, self.max_len)
+        dynamic = rotary_kinds(model.config).get("dynamic")
+        if dynamic is not None and self.max_len > dynamic:
+            raise ValueError(
+                f"{self.name} has dynamic rotary positions: beyond {dynamic} tokens a score depends on texts scored "
+                f"before, and max_len is {self.max_len}; pass --max_len {dynamic}"
+            )
         return model.to("cuda" if torch.cuda.is_available() else "cpu").eval(), tokenizer
 
 
@@ -69,7 +80,7 @@ def find_checkpoint(
             f"{name} records no prompt template; pass --input_template (nemo, plain, or a text with {{question}})"
         )
     return RewardCheckpoint(
-        name=name.rstrip("/").rsplit("/", 1)[-1],
+        name=Path(os.path.abspath(name)).name if Path(name).is_dir() else name.rstrip("/").rsplit("/", 1)[-1],
         folder=folder,
         fingerprint=fingerprint,
         template=template,

@@ -10,12 +10,13 @@ from torch import Tensor
 WINDOW_BATCHES = 16  # sequences of about this many batches are sorted together: less padding, bounded memory
 
 
-def token_batches(lengths: Sequence[int], batch_tokens: int) -> list[list[int]]:
+def token_batches(lengths: Sequence[int], batch_tokens: int, switch_length: int | None = None) -> list[list[int]]:
     """Positions of N sequences grouped by length, the longest first.
 
     Args:
         lengths: N token counts.
         batch_tokens: most tokens of a batch, padding included; a longer single sequence is a batch of its own.
+        switch_length: sequences longer than this are in no batch with others; see `RewardModel.switch_length`.
     Returns:
         Batches of positions; every position is in exactly one.
     Raises:
@@ -26,7 +27,8 @@ def token_batches(lengths: Sequence[int], batch_tokens: int) -> list[list[int]]:
     batches: list[list[int]] = []
     longest = 0
     for position in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        if not batches or (len(batches[-1]) + 1) * longest > batch_tokens:
+        apart = switch_length is not None and lengths[position] <= switch_length < longest
+        if not batches or apart or (len(batches[-1]) + 1) * longest > batch_tokens:
             batches.append([])
             longest = lengths[position]
         batches[-1].append(position)

@@ -181,7 +181,8 @@ def _window_sums(
             rows = np.searchsorted(goals, one.goals)
             sums.truncated[rows] += one.truncated and len(one) > 0
             sums.unfit[rows] += len(one) == 0
-    for batch in token_batches([len(window[i]) for i in fitting], batch_tokens)[ranks.rank :: ranks.world_size]:
+    batches = token_batches([len(window[i]) for i in fitting], batch_tokens, model.switch_length)
+    for batch in batches[ranks.rank :: ranks.world_size]:
         members = [fitting[position] for position in batch]
         ids, mask = pad_right([window[i].ids for i in members], model.config.pad_token_id, model.device)
         states = last_state(model(ids, mask).hidden_states, mask).float().cpu().numpy().astype(np.float64)

@@ -201,9 +201,18 @@ class Scorer:
             if one.response_ids:
                 responses = prompts.setdefault(tuple(one.prompt_ids), {})
                 responses.setdefault((tuple(one.response_ids), goal_rows[i]), []).append(i)
-        groups = [list(responses.values()) for responses in prompts.values()]
+
+        def tokens_of(group: Sequence[Sequence[int]]) -> int:
+            return sum(len(encoded[copies[0]].ids) for copies in group)
+
+        by_prompt = [list(responses.values()) for responses in prompts.values()]
+        fair = max(1, sum(map(tokens_of, by_prompt)) / self.ranks.world_size)
+        groups = []
+        for group in by_prompt:  # a question of more than one process's share is cut
+            pieces = min(len(group), math.ceil(tokens_of(group) / fair))
+            groups += [group[piece::pieces] for piece in range(pieces)]
         # The largest first, dealt in turn: every process gets about the same work.
-        groups.sort(key=lambda group: -sum(len(encoded[copies[0]].ids) for copies in group))
+        groups.sort(key=lambda group: -tokens_of(group))
         mine = [[copies[0] for copies in group] for group in groups[self.ranks.rank :: self.ranks.world_size]]
         start = (bar.n, bar.tokens) if bar is not None else (0, 0)
         own = dict(self._score_groups(encoded, mine, goal_rows, bar))
@@ -243,10 +252,16 @@ class Scorer:
         total = sum(len(encoded[i].ids) for group in groups for i in group)
         saved = sum((len(group) - 1) * len(encoded[group[0]].prompt_ids) for group in groups)
         share = self.share_prompts and saved > _WORTHWHILE * total
-        shared = [group for group in groups if share and len(group) > 1]
-        whole = [i for group in groups if not (share and len(group) > 1) for i in group]
+        switch = self.model.switch_length
+        shared, whole = [], []
+        for group in groups:
+            longest = max(len(encoded[i].ids) for i in group)
+            if share and len(group) > 1 and (switch is None or longest <= switch):
+                shared.append(group)
+            else:
+                whole += group
 
-        for batch in token_batches([len(encoded[i].ids) for i in whole], self.batch_tokens):
+        for batch in token_batches([len(encoded[i].ids) for i in whole], self.batch_tokens, switch):
             rows = [whole[position] for position in batch]
             ids, mask = pad_right([encoded[i].ids for i in rows], self._pad_id, self.model.device)
             out = self.model(ids, mask)

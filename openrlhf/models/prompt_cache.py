@@ -7,6 +7,7 @@ relative positions see the same as in one unpadded row.
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,6 +17,8 @@ from transformers.cache_utils import DynamicCache
 
 from openrlhf.models.functional import position_ids_from_mask
 from openrlhf.models.reward_model import RewardModel
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -92,10 +95,12 @@ def run_responses(
 
 def supports_prompt_cache(model: RewardModel) -> bool:
     """Whether prompts can be cached: the backbone takes a cache and leaves keys and values of tokens in every layer."""
+    ids = torch.zeros(1, 2, dtype=torch.long, device=model.device)
     try:
-        ids = torch.zeros(1, 2, dtype=torch.long, device=model.device)
-        compute_prompts(model, ids, torch.ones_like(ids, dtype=torch.bool))
-    except (CacheUnsupported, TypeError, AttributeError, NotImplementedError, ValueError):
+        with torch.inference_mode():
+            compute_prompts(model, ids, torch.ones_like(ids, dtype=torch.bool))
+    except Exception as error:  # models with other caches raise many unrelated types
+        logger.info("%s: prompts are not shared (%r)", type(model.network).__name__, error)
         return False
     return True
 

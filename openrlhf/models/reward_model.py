@@ -98,6 +98,14 @@ class RewardModel(nn.Module):
         """Where the parameters lie."""
         return next(self.network.parameters()).device
 
+    @property
+    def switch_length(self) -> int | None:
+        """Tokens above which all rows of a batch get other rotary positions (longrope, dynamic); None: it never is so.
+
+        A row of at most this length must then not share a batch with a longer one.
+        """
+        return min(rotary_kinds(self.config).values(), default=None)
+
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> RewardOutput:
         """Score B sequences.
 
@@ -137,6 +145,18 @@ def count_experts(config) -> int | None:
         if getattr(config, name, None):
             return int(getattr(config, name))
     return None
+
+
+def rotary_kinds(config) -> dict[str, int]:
+    """Kinds of rotary positions that depend on the longest row of a batch, each with the length where that starts."""
+    text = config.get_text_config()
+    parameters = getattr(text, "rope_parameters", None) or {}
+    found = {}
+    for part in [parameters] if "rope_type" in parameters else parameters.values():  # one, or one a kind of layer
+        kind = part.get("rope_type") if isinstance(part, dict) else None
+        if kind in ("longrope", "dynamic"):
+            found[kind] = int(part.get("original_max_position_embeddings") or text.max_position_embeddings)
+    return found
 
 
 def read_settings(config) -> dict[str, Any]:

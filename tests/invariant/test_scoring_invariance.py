@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from openrlhf.datasets.completions import Completion
-from openrlhf.evaluation.goal_state import GoalState
+from openrlhf.evaluation.goal_state import GoalState, compute_goal_state
 from openrlhf.evaluation.scored_files import ScoringJob, score_jobs
 from openrlhf.evaluation.scoring import Scorer, encode_completions, score_encoded
 from openrlhf.models.prompt_cache import supports_prompt_cache
@@ -101,6 +101,66 @@ def test_sliding_windows_see_the_same_behind_a_cached_prompt():
     assert_same(score_encoded(model, encoded, goal=goal(), share_prompts=True, progress=False), wanted)
 
 
+COMMON = {
+    "vocab_size": 320, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "hidden_size": 32, "head_dim": 8,
+    "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 64,
+    "max_position_embeddings": 256, "num_labels": 1,
+}  # fmt: skip
+EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+LINEAR = {
+    "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+    "shared_expert_intermediate_size": 16,
+}  # fmt: skip
+WINDOWS = {"sliding_window": 8, "layer_types": ["sliding_attention"] * 3 + ["full_attention"]}
+STATE_SPACE = {"attn_layer_period": 2, "attn_layer_offset": 1, "use_mamba_kernels": False, "mamba_d_state": 8}
+ROPE = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [3.0] * 4, "rope_theta": 10000.0}
+ARCHITECTURES = {  # model type, its settings, and whether its prompts can be shared
+    "windows in some layers": ("gemma3_text", WINDOWS, True),
+    "window and soft cap": ("gemma2", {"sliding_window": 8, "query_pre_attn_scalar": 8}, True),
+    "experts": ("mixtral", EXPERTS, True),
+    "linear attention in some layers": ("qwen3_next", EXPERTS | LINEAR, False),
+    "state space in some layers": ("jamba", STATE_SPACE, False),
+    "positions by length": ("phi3", {"original_max_position_embeddings": 20, "rope_parameters": ROPE}, True),
+}
+
+
+def build(model_type: str, settings: dict) -> RewardModel:
+    """A random network whose attention is far from uniform."""
+    from transformers import AutoConfig, AutoModelForSequenceClassification
+
+    torch.manual_seed(0)
+    network = AutoModelForSequenceClassification.from_config(AutoConfig.for_model(model_type, **COMMON | settings))
+    with torch.no_grad():
+        for parameter in network.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0, 0.1)
+    return RewardModel(network.float()).eval()
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_unusual_architectures_are_scored_as_each_row_alone(name):
+    tokenizer, texts = tiny_tokenizer(), completions()
+    model_type, settings, shareable = ARCHITECTURES[name]
+    model = build(model_type, settings)
+    wanted = alone(model, tokenizer, texts)
+    assert supports_prompt_cache(model) == shareable
+    encoded = encode_completions(tokenizer, texts, **ENCODE)
+    for batch_tokens in (150, 100_000):
+        assert_same(score_encoded(model, encoded, goal=goal(), batch_tokens=batch_tokens, progress=False), wanted)
+
+
+def test_goal_state_keeps_rows_on_either_side_of_a_change_of_positions_apart():
+    tokenizer, texts = tiny_tokenizer(), completions()
+    model_type, settings, _ = ARCHITECTURES["positions by length"]
+    model = build(model_type, settings)
+    assert model.switch_length == 20
+    rows = [one.ids for one in encode_completions(tokenizer, texts, **ENCODE)]
+    assert min(map(len, rows)) <= 20 < max(map(len, rows))
+    options = {"template": "plain", "max_len": 110, "checkpoint": "c", "dataset": "d", "progress": False}
+    together, single = (compute_goal_state(model, rows, batch_tokens=n, **options).vector for n in (100_000, 1))
+    np.testing.assert_allclose(together, single, atol=1e-5)
+
+
 def test_prompts_and_equal_rows_are_computed_once():
     tokenizer = tiny_tokenizer()
     model, texts = tiny_reward_model("llama", tokenizer), completions(questions=4, samples=10)
@@ -128,6 +188,7 @@ class Thread(threading.Thread):
         self.result = self.work(self)
 
     def gather_objects(self, value):
+        self.gathered = [*getattr(self, "gathered", []), value]
         self.world[self.rank] = value
         self.barrier.wait()
         values = list(self.world)
@@ -165,6 +226,22 @@ def test_number_of_processes_does_not_change_files_or_scores(tmp_path):
         for row, (values, cosines) in zip(rows, wanted, strict=True):
             assert row["partial_rewards"] == pytest.approx(values, abs=1e-5)
             assert row["cosine_sim"] == pytest.approx(cosines, abs=1e-5)
+
+
+def test_one_question_of_many_samples_is_shared_by_all_processes():
+    tokenizer = tiny_tokenizer()
+    texts = completions(questions=1, samples=20)
+    model = tiny_reward_model("llama", tokenizer)
+    encoded = encode_completions(tokenizer, texts, **ENCODE)
+
+    def work(ranks):
+        scored = Scorer(model, goal(), ranks=ranks).score(encoded)
+        return scored, [len(value) for value in ranks.gathered]
+
+    results = in_ranks(3, work)
+    assert sorted(count for _, (count,) in results) == [6, 6, 7]  # 19 different ones
+    for scored, _ in results:
+        assert_same(scored, alone(model, tokenizer, texts))
 
 
 def test_files_of_one_benchmark_are_scored_together_and_resume_apart(tmp_path):
