@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -28,7 +29,7 @@ __all__ = [
 _QUESTION = ("question", "problem")
 _SOLUTION = ("generated_solution", "generation")
 _EXPECTED = ("expected_answer", "answer")
-_LABELS = {"true": True, "1": True, "false": False, "0": False}
+_LABELS = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
 
 GREEDY_FILE = "output-greedy.jsonl"
 _SAMPLE_FILE = re.compile(r"output-(?!greedy)(.+?)\.jsonl(\.gz)?$")
@@ -52,7 +53,7 @@ def row_to_completion(row: Mapping[str, Any]) -> Completion:
 
     Old names: `problem` for `question`, `generation` for `generated_solution`, `answer` for `expected_answer`. Answers
     that are numbers become text. A row with `steps` (a list of text) and no solution has them, a line each, as its
-    solution; `solution_correct` is then its label.
+    solution; `solution_correct` is then its label. NaN and infinities under other keys become None: JSON has none.
 
     Raises:
         ValueError: no question or no solution, an is_correct that is no truth value, a sample or first_error_step that
@@ -67,7 +68,7 @@ def row_to_completion(row: Mapping[str, Any]) -> Completion:
     if not all(isinstance(unpack_json(text), str) for text in (question, solution)):
         raise ValueError(
             f"a completion needs text under {' or '.join(_QUESTION)} and under {' or '.join(_SOLUTION)}, "
-            f"got the keys {list(row)}"
+            f"got {type(question).__name__} and {type(solution).__name__}, with the keys {list(row)}"
         )
     _check_steps(rest)
     predicted, sample = rest.pop("predicted_answer", None), rest.pop("sample", None)
@@ -77,8 +78,8 @@ def row_to_completion(row: Mapping[str, Any]) -> Completion:
         expected_answer=None if expected is None else str(expected),
         predicted_answer=None if predicted is None else str(predicted),
         is_correct=_label(rest.pop("is_correct", None)),
-        sample=_sample(sample),
-        extra=rest,
+        sample=0 if sample is None else _sample_number(sample),
+        extra={key: _storable(value) for key, value in rest.items()},
     )
 
 
@@ -91,13 +92,6 @@ def _check_steps(row: Mapping[str, Any]) -> None:
         raise ValueError(f"first_error_step: expected a whole number or null, got {first!r:.80}")
     if steps is not None and not (isinstance(steps, list) and all(isinstance(step, str) for step in steps)):
         raise ValueError(f"steps: expected a list of text beside first_error_step, got {steps!r:.80}")
-
-
-def _sample(value: Any) -> int:
-    try:
-        return 0 if value is None else int(value)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise ValueError(f"sample: expected a whole number or null, got {value!r:.80}") from error
 
 
 def completion_to_row(completion: Completion) -> dict[str, Any]:
@@ -170,6 +164,27 @@ def _label(value: Any) -> bool | None:
     if label is None:
         raise ValueError(f"is_correct: expected true, false or null, got {value!r}")
     return label
+
+
+def _sample_number(value: Any) -> int:
+    try:
+        number = int(value)
+        if isinstance(value, str) or number == value:
+            return number
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise ValueError(f"sample: expected a whole number or null, got {value!r:.80}")
+
+
+def _storable(value: Any) -> Any:
+    """The value with NaN and infinities, also within lists and objects, replaced by None."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, list):
+        return [_storable(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _storable(item) for key, item in value.items()}
+    return value
 
 
 def _natural(text: str) -> list[tuple[int, int, str]]:

@@ -50,13 +50,22 @@ def test_old_field_names():
     ("row", "message"),
     [
         ({"question": "q"}, r"generated_solution or generation.*\['question'\]"),
-        ({"question": "q", "generated_solution": 3}, "needs text"),
+        ({"question": "q", "generated_solution": 3}, "needs text.*got str and int"),
+        ({"question": "q", "generated_solution": "s", "sample": [1]}, r"sample: expected a whole number, got \[1\]"),
+        ({"question": "q", "generated_solution": "s", "sample": 1.5}, "sample: expected a whole number"),
+        ({"question": "q", "generated_solution": "s", "sample": "a"}, "sample: expected a whole number"),
         ({"question": "q", "generated_solution": "s", "is_correct": "maybe"}, "'maybe'"),
     ],
 )
 def test_rows_that_are_no_completion(row, message):
     with pytest.raises(ValueError, match=message):
         row_to_completion(row)
+
+
+@pytest.mark.parametrize(("label", "wanted"), [(1.0, True), (0.0, False), (1, True), ("False", False), (None, None)])
+def test_labels_as_tables_write_them(label, wanted):
+    row = {"question": "q", "generated_solution": "s", "is_correct": label, "sample": "2"}
+    assert (row_to_completion(row).is_correct, row_to_completion(row).sample) == (wanted, 2)
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
