@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -9,6 +11,8 @@ from pathlib import Path
 
 from openrlhf.cli.common import POCKET, cache_folder, resolve_pocket_model
 from openrlhf.datasets.completions import GREEDY_FILE, Completion, read_completions, sample_files
+
+logger = logging.getLogger(__name__)
 
 POCKET_SPLITS = ("test", "ood")
 
@@ -27,12 +31,13 @@ def find_completions(path: str, benchmarks: Sequence[str] | None = None, seed: i
     """Completions of every benchmark, read in full so that a bad line is found before a model loads.
 
     Args:
-        path: folder with BENCHMARK/output-greedy.jsonl and BENCHMARK/output-*.jsonl, a file, or "pocket". Where a
-            benchmark's folder has no output-* files, every other file of completions in it is a set of its own.
-        benchmarks: folders or files under `path`; for pocket "test", "ood"; None takes all.
+        path: folder with BENCHMARK/output-greedy.jsonl and BENCHMARK/output-*.jsonl, the folder of one benchmark, a
+            file, or "pocket". Where a benchmark's folder has no output-* files, every other file of completions in it
+            is a set of its own.
+        benchmarks: folders or files under `path`; for pocket "test", "ood"; None takes all folders.
         seed: of pocket's questions and samples.
     Raises:
-        ValueError: nothing there, or an unreadable file, named by file and line.
+        ValueError: nothing there, a name that leads out of `path`, or an unreadable file, named by file and line.
     """
     if path == POCKET:
         return _pocket_files(benchmarks, seed)
@@ -41,7 +46,10 @@ def find_completions(path: str, benchmarks: Sequence[str] | None = None, seed: i
         return [_single_file(root)]
     if not root.is_dir():
         raise ValueError(f"--completions_data_path: expected a folder or file at {root}, found nothing")
-    names = benchmarks or sorted(path.name for path in root.iterdir() if path.is_dir() and _has_completions(path))
+    names = [_inside(root, name) for name in benchmarks] if benchmarks else _benchmark_folders(root)
+    if not names and _has_completions(root):  # the folder of one benchmark
+        root = Path(os.path.abspath(root))
+        root, names = root.parent, [root.name]
     if not names:
         raise ValueError(f"{root}: expected folders with output-greedy.jsonl or output-*.jsonl, found none")
     files = []
@@ -69,6 +77,24 @@ def find_completions(path: str, benchmarks: Sequence[str] | None = None, seed: i
     if twice:
         raise ValueError(f"{root}: {twice[0]} is there twice (as .jsonl and .gz?, or named twice); keep one")
     return files
+
+
+def _inside(root: Path, name: str) -> str:
+    """The name of a benchmark without detours; scored files lie under it, so it must not lead elsewhere."""
+    plain = os.path.normpath(name)
+    if os.path.isabs(name) or plain.split(os.sep)[0] in (".", ".."):
+        raise ValueError(f"--benchmarks: expected folders or files under {root}, got {name!r}")
+    return plain
+
+
+def _benchmark_folders(root: Path) -> list[str]:
+    """Names of the folders with completions, without hidden ones; files beside them are told."""
+    places = sorted(path for path in root.iterdir() if not path.name.startswith("."))
+    names = [path.name for path in places if path.is_dir() and _has_completions(path)]
+    beside = [path.name for path in _other_files(root)]
+    if names and beside:
+        logger.warning("%s: only folders are read, not %s; name files with --benchmarks", root, ", ".join(beside[:5]))
+    return names
 
 
 def _read(file: Path) -> list[Completion]:
@@ -128,7 +154,8 @@ def _has_completions(folder: Path) -> bool:
 
 
 def _other_files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if path.name.endswith((".jsonl", ".jsonl.gz")))
+    names = (".jsonl", ".jsonl.gz")
+    return sorted(path for path in folder.iterdir() if path.name.endswith(names) and not path.name.startswith("."))
 
 
 def _stem(path: Path) -> str:

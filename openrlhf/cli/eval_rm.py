@@ -19,12 +19,13 @@ from openrlhf.cli.reward_checkpoint import RewardCheckpoint, find_checkpoint
 from openrlhf.evaluation.filtering import filter_by_goal
 from openrlhf.evaluation.goal_state import GoalState, QuestionGoals, load_goal
 from openrlhf.evaluation.labels import grade_completions
+from openrlhf.evaluation.metrics import prefix_index
 from openrlhf.evaluation.preference_sets import PreferenceSet
 from openrlhf.evaluation.scored_files import ScoringJob, score_jobs
 from openrlhf.evaluation.scored_rows import read_scored_sets
 from openrlhf.evaluation.summary import PREFIX_PERCENTS, format_table, summarise_rows
 from openrlhf.trainer.config import flag
-from openrlhf.utils.checkpoint import atomic_write_text, ensure_writable
+from openrlhf.utils.atomic import atomic_write_text, ensure_writable, hold_lock
 from openrlhf.utils.manifest import finish_manifest, write_manifest
 from openrlhf.utils.ranks import Ranks
 
@@ -101,6 +102,15 @@ class EvalRMConfig:
         for name in ("batch_tokens", "bootstrap", "max_len", "max_samples"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"--{name}: expected 1 or more, got {getattr(self, name)}")
+        for name in ("max_samples", "dataset_format", "prompt_key", "chosen_key", "rejected_key"):
+            if getattr(self, name) is not None and not self.preferences:
+                raise ValueError(f"--{name} goes with --preferences: it would change nothing here")
+        if self.benchmarks and not self.completions_data_path:
+            raise ValueError("--benchmarks goes with --completions_data_path: pass the folder that holds them")
+        if not self.percentiles:
+            raise ValueError("--percentiles: expected at least one number, got none")
+        for percent in self.percentiles:
+            prefix_index(1, percent)
         filter_by_goal([0.0], self.filter_threshold, self.warmup_tokens)
 
 
@@ -118,7 +128,10 @@ def run(config: EvalRMConfig) -> dict[str, Any]:
     ]
     twice = [name for name, count in Counter(checkpoint.name for checkpoint in checkpoints).items() if count > 1]
     if twice:
-        raise ValueError(f"two models are called {twice[0]} and would write into one folder; score them one by one")
+        raise ValueError(
+            f"two models are called {twice[0]} and would write into one folder; score them one by one, each with its "
+            "own --save_dir"
+        )
     goals = [_load_goal(*pair) for pair in zip(config.goal_state_path or [], checkpoints, strict=False)]
     ensure_writable(config.save_dir, inside=True)
     files = []
@@ -129,7 +142,8 @@ def run(config: EvalRMConfig) -> dict[str, Any]:
     with start_ranks() as ranks:
         for number, checkpoint in enumerate(checkpoints):
             goal = goals[number] if goals else None
-            summaries[checkpoint.name] = _evaluate(config, checkpoint, goal, files, preferences[number], ranks)
+            with hold_lock(Path(config.save_dir) / checkpoint.name, ranks.rank == 0):
+                summaries[checkpoint.name] = _evaluate(config, checkpoint, goal, files, preferences[number], ranks)
         if config.preferences and len(checkpoints) > 1 and ranks.rank == 0:
             folders = {checkpoint.name: Path(config.save_dir) / checkpoint.name for checkpoint in checkpoints}
             compare_preference_folders(folders, bootstrap=config.bootstrap, seed=config.seed)

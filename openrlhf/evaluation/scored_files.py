@@ -107,7 +107,7 @@ def score_jobs(
     ]
     total = sum(len(job.completions) for job in jobs)
     encode = {"template": template, "apply_chat_template": apply_chat_template, "max_len": max_len}
-    unscored = 0
+    unscored = without_goal = 0
     with ScoringBar(total, sum(done), disable=not progress or ranks.rank > 0) as bar:
         for window in _windows(tokenizer, jobs, done, scorer.window_tokens, encode):
             scored = scorer.score(
@@ -119,6 +119,7 @@ def score_jobs(
             new: dict[int, list[dict[str, Any]]] = {}
             for (job, row, _), one in zip(window, scored, strict=True):
                 unscored += one.reward is None
+                without_goal += goal is not None and one.reward is not None and one.cosine_sim is None
                 new.setdefault(job, []).append(completion_to_row(jobs[job].completions[row]) | vars(one))
             for job, added in new.items():
                 if keep_rows:
@@ -127,6 +128,8 @@ def score_jobs(
                     append_jsonl(jobs[job].out_path, added)
     if unscored and ranks.rank == 0:
         logger.warning("%d completions have a prompt too long for max_len %d: no reward", unscored, max_len)
+    if without_goal and ranks.rank == 0:
+        logger.warning("%d completions are of questions without a goal: no goal similarity", without_goal)
     ranks.gather_objects(None)  # nobody reads a file before it is whole
     return rows
 
@@ -179,7 +182,7 @@ def _resume(job: ScoringJob, settings: dict[str, Any]) -> int:
         return 0
     earlier = json.loads(settings_path.read_text(encoding="utf-8")) if settings_path.is_file() else None
     if earlier != settings:
-        changed = [name for name in settings if (earlier or {}).get(name) != settings[name]]
+        changed = [name for name in settings | (earlier or {}) if (earlier or {}).get(name) != settings.get(name)]
         raise ValueError(
             f"{path} was scored with other settings ({', '.join(changed)} differ: {earlier} against {settings}); "
             "remove it or choose another --save_dir"
@@ -191,13 +194,13 @@ def _resume(job: ScoringJob, settings: dict[str, Any]) -> int:
 def _refresh_labels(path: Path, completions: Sequence[Completion]) -> int:
     """Check that the rows belong to these completions and give them the labels of now; returns their number.
 
-    Scores stay; labels and answers may have been corrected since.
+    Scores stay; labels and answers may have been corrected since, and samples numbered anew after a file was added.
     """
     changed = False
     count = 0
     for count, (row, current) in enumerate(_with_labels_of(path, completions), start=1):
         changed = changed or current != row
-        if any(row.get(key) != current.get(key) for key in ("question", "generated_solution", "sample")):
+        if any(row.get(key) != current.get(key) for key in ("question", "generated_solution")):
             raise ValueError(f"{path}: row {count - 1} belongs to another completion; remove the file to score anew")
     if changed:
         write_jsonl(path, (current for _, current in _with_labels_of(path, completions)))

@@ -12,6 +12,7 @@ import torch
 from openrlhf.cli import eval_rm, get_representation, metrics
 from openrlhf.cli.completion_files import find_completions
 from openrlhf.models.pretrained import save_reward_model
+from openrlhf.utils.atomic import hold_lock
 from tests.tiny import tiny_reward_model, tiny_tokenizer
 
 
@@ -200,7 +201,7 @@ def test_models_of_one_name_or_without_their_goal_states_are_refused(world, caps
         assert message in capsys.readouterr().err
 
 
-def test_goals_per_question_score_only_their_questions(world):
+def test_goals_per_question_score_only_their_questions(world, caplog):
     goal_of(world, per_question="true")
     evaluate(world, "--goal_state_path", str(world / "goal"), "--benchmarks", "gsm8k")
     rows = scored(world / "out" / "rm" / "gsm8k" / "greedy" / "output-greedy.jsonl")
@@ -209,6 +210,7 @@ def test_goals_per_question_score_only_their_questions(world):
     evaluate(world, "--goal_state_path", str(world / "goal"), "--benchmarks", "more")
     rows = scored(world / "out" / "rm" / "more" / "greedy" / "output-greedy.jsonl")
     assert [row["cosine_sim"] is None for row in rows] == [False, True]
+    assert "1 completions are of questions without a goal" in caplog.text
 
 
 def test_very_long_and_empty_solutions_are_scored_and_marked(world):
@@ -259,6 +261,83 @@ def test_mistakes_end_with_one_clear_error_before_the_model_loads(world, words, 
     assert end.value.code == 1
     (error,) = [line for line in capsys.readouterr().err.split("\n") if line.startswith("error:")]
     assert re.search(message, error)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--percentiles", "50", "150"], r"percentage in \(0, 100\], got 150"),
+        (["--max_samples", "3"], "--max_samples goes with --preferences"),
+        (["--benchmarks", "../data/gsm8k"], "--benchmarks: expected folders or files under"),
+        (["--benchmarks", "."], "--benchmarks: expected folders or files under"),
+        (["--benchmarks", "gsm8k", "gsm8k/"], "there twice"),
+    ],
+)
+def test_mistakes_of_names_and_late_settings_are_found_early(world, words, message, capsys, monkeypatch):
+    refuse_loading(monkeypatch)
+    with pytest.raises(SystemExit):
+        evaluate(world, "--vanilla", *words)
+    assert re.search(message, capsys.readouterr().err)
+
+
+def test_absolute_benchmark_writes_nothing_into_the_data(world, capsys):
+    before = sorted((world / "data").rglob("*"))
+    with pytest.raises(SystemExit):
+        evaluate(world, "--vanilla", "--benchmarks", str(world / "data" / "gsm8k"))
+    assert "--benchmarks: expected folders or files under" in capsys.readouterr().err
+    assert sorted((world / "data").rglob("*")) == before
+
+
+def test_folder_of_one_benchmark_is_read_and_hidden_ones_are_not(world, caplog):
+    names = [(file.benchmark, file.kind, file.name) for file in find_completions(str(world / "data"), ["gsm8k"])]
+    assert [(one.benchmark, one.kind, one.name) for one in find_completions(str(world / "data" / "gsm8k"))] == names
+    (world / "data" / "gsm8k").rename(world / "data" / ".checkpoints")
+    write(world / "data" / "beside.jsonl", [completion(1, "7")])
+    assert {file.benchmark for file in find_completions(str(world / "data"))} == {"svamp"}
+    assert "only folders are read, not beside.jsonl" in caplog.text
+
+
+def test_model_named_by_a_detour_writes_into_its_own_folder(world):
+    assert evaluate(world, "--vanilla", "--reward_model_path", f"{world / 'rm'}/.")
+    assert not (world / "out" / "gsm8k").exists() and (world / "out" / "rm" / "gsm8k").is_dir()
+
+
+def test_two_runs_into_one_folder_are_refused(world, capsys):
+    with hold_lock(world / "out" / "rm"), pytest.raises(SystemExit):
+        evaluate(world, "--vanilla")
+    assert "another run" in capsys.readouterr().err
+    assert not list((world / "out").rglob("*.jsonl"))
+
+
+def test_files_added_later_keep_what_is_scored(world):
+    evaluate(world, "--vanilla", "--benchmarks", "gsm8k")
+    rows = [completion(k, "it is 7", sample=4) for k in range(6)]
+    for sample in (3, 4):  # their sample numbers clash, so that all are counted anew
+        write(world / "data" / "gsm8k" / f"output-rs{sample}.jsonl", rows)
+    write(world / "data" / "gsm8k" / "output-rs-1.jsonl", rows)  # comes first
+    evaluate(world, "--vanilla", "--benchmarks", "gsm8k")
+    folder = world / "out" / "rm" / "gsm8k" / "all"
+    samples = [json.loads(line)["sample"] for path in folder.glob("*.jsonl") for line in path.open()]
+    assert sorted(samples) == sorted(list(range(6)) * 6)
+
+
+def test_numbers_that_json_lacks_do_not_end_scoring(world):
+    path = world / "data" / "svamp" / "output-greedy.jsonl"
+    path.write_text(json.dumps(completion(1, "7", logprob=float("nan"), more=[{"x": float("inf")}])) + "\n")
+    evaluate(world, "--vanilla", "--benchmarks", "svamp")
+    (row,) = map(json.loads, (world / "out" / "rm" / "svamp" / "greedy" / "output-greedy.jsonl").open())
+    assert row["logprob"] is None and row["more"] == [{"x": None}] and row["reward"] is not None
+
+
+def test_dynamic_positions_beyond_their_length_are_refused(world, capsys):
+    config = json.loads((world / "rm" / "config.json").read_text())
+    config["rope_parameters"] = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    config["max_position_embeddings"] = 60
+    (world / "rm" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(SystemExit):
+        evaluate(world, "--vanilla")
+    assert "pass --max_len 60" in capsys.readouterr().err
+    evaluate(world, "--vanilla", "--max_len", "60")
 
 
 def test_bad_line_and_foreign_goal_are_found_before_the_model_loads(world, capsys, monkeypatch):
