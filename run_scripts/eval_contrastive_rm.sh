@@ -11,5 +11,5 @@ run_python ./examples/eval_rm.py \
     --save_dir "${SAVE_DIR:-./results/rm_eval}" \
     --filter_threshold 0.0 \
     --benchmarks gsm8k math gsm-hard mawps asdiv algebra222 svamp \
-    --goal_state_path "${GOAL_STATE:-./ckpt/contrastive_reward_model-goal/goal_state.npy}" \
+    --goal_state_path "${GOAL_STATE:-${REWARD_MODEL:-./ckpt/contrastive_reward_model}-goal}" \
     "$@"

@@ -12,5 +12,5 @@ source "$(dirname "${BASH_SOURCE[0]}")/launch.sh"
 run_python ./examples/get_representation.py \
     --dataset-path "${DATASET:-data/openmath_pairs.jsonl}" \
     --reward-model-path "${REWARD_MODEL:-./ckpt/contrastive_reward_model}" \
-    --save-dir "${SAVE_DIR:-./ckpt/contrastive_reward_model-goal}" \
+    --save-dir "${SAVE_DIR:-${REWARD_MODEL:-./ckpt/contrastive_reward_model}-goal}" \
     "$@"

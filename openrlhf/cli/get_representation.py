@@ -34,6 +34,7 @@ from openrlhf.evaluation.goal_state import (
     load_goal,
     question_goals_of_sums,
 )
+from openrlhf.evaluation.scoring import BATCH_TOKENS
 from openrlhf.models.pretrained import load_tokenizer
 from openrlhf.trainer.config import flag
 from openrlhf.utils.atomic import ensure_writable, hold_lock
@@ -78,7 +79,9 @@ class RepresentationConfig:
     apply_chat_template: bool = flag(False, "Render with the tokenizer's chat template; default: the checkpoint's")
     max_len: int | None = flag(None, "Tokens of prompt + response; default: the checkpoint's")
     max_samples: int | None = flag(None, "At most this many rows, drawn at random")
-    batch_tokens: int = flag(16384, "Most tokens of a forward pass, padding included; does not change the result")
+    batch_tokens: int | None = flag(
+        None, "Most tokens of a forward pass, padding included (default: 16384 on a GPU, 4096 on a CPU)"
+    )
     num_proc: int | None = flag(None, "Processes for tokenisation")
     bf16: bool = flag(False, "Compute in bfloat16")
     attn_implementation: str | None = flag(None, "Attention of transformers: sdpa, eager, flash_attention_2, ...")
@@ -100,8 +103,14 @@ class RepresentationConfig:
                 raise ValueError(f"--{name} goes with --attribute: name the columns of ratings")
         if self.min_value is not None and not math.isfinite(self.min_value):
             raise ValueError(f"--min_value: expected a number, got {self.min_value}")
-        if self.batch_tokens < 1:
-            raise ValueError(f"--batch_tokens: expected at least 1, got {self.batch_tokens}")
+        if self.input_template is not None and self.apply_chat_template:
+            raise ValueError("--input_template and --apply_chat_template exclude each other: leave one out")
+        for name in ("batch_tokens", "max_len", "max_samples", "num_proc"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise ValueError(f"--{name}: expected 1 or more, got {getattr(self, name)}")
+        for name in self.attribute or []:
+            if Path(name).is_absolute() or ".." in Path(name).parts:
+                raise ValueError(f"--attribute {name}: no folder of --save_dir can have this name; rename the column")
 
 
 def run(config: RepresentationConfig) -> list[Goal]:
@@ -244,7 +253,7 @@ def _sum_responses(
         model,
         responses.read(sums.position),
         sums,
-        batch_tokens=config.batch_tokens,
+        batch_tokens=config.batch_tokens or BATCH_TOKENS[model.device.type == "cuda"],
         ranks=ranks,
         total=len(responses.members),
     ):

@@ -189,16 +189,22 @@ class QuestionGoals:
 
 
 def load_goal(path: str | Path) -> GoalState | QuestionGoals:
-    """Read a goal state, or goals per question, from the folder or the .npy file.
+    """Read a goal state, or goals per question, from the folder, the .npy file or the .json file beside it.
 
     Raises:
         ValueError: a file is missing, unreadable, of another shape, or the files do not belong together.
     """
     array_path = Path(path) / FILE_NAME if Path(path).is_dir() else Path(path)
+    if array_path.suffix == ".json":
+        array_path = array_path.with_suffix(".npy")
     json_path = array_path.with_suffix(".json")
     for file in (array_path, json_path):
         if not file.is_file():
-            raise ValueError(f"expected a goal state at {file}, found no file; make one with get_representation")
+            inside = sorted(str(found.parent) for found in array_path.parent.glob(f"*/{FILE_NAME}"))
+            raise ValueError(
+                f"expected a goal state at {file}, found no file; "
+                + (f"name one of {', '.join(inside[:5])}" if inside else "make one with get_representation")
+            )
     try:
         array = np.load(array_path, allow_pickle=False)
         details = json.loads(json_path.read_text(encoding="utf-8"))

@@ -345,6 +345,9 @@ def test_an_error_of_the_main_process_ends_the_others(model_folder, tmp_path, mo
         ("word", ["--attribute", "quality"], "row 1: expected a number under 'quality', got 'good'"),
         ("hh", ["--per_question"], "the format hh has no column of questions"),
         ("rated", ["--batch_tokens", "0", "--attribute", "helpfulness"], "--batch_tokens"),
+        ("hh", ["--max_len", "0"], "--max_len: expected 1 or more, got 0"),
+        ("hh", ["--input_template", "plain", "--apply_chat_template"], "exclude each other"),
+        ("rated", ["--attribute", ".."], "no folder of --save_dir"),
     ],
 )
 def test_mistakes_end_with_one_clear_error_before_the_model_loads(

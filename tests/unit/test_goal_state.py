@@ -293,6 +293,10 @@ def test_save_and_load_give_the_same_goal(tmp_path):
 def test_broken_goal_files_are_named(tmp_path):
     with pytest.raises(ValueError, match="found no file"):
         GoalState.load(tmp_path / "none.npy")
+    array_path, json_path = GOAL.save(tmp_path / "humour")
+    with pytest.raises(ValueError, match="name one of .*humour"):
+        GoalState.load(tmp_path)
+    assert GoalState.load(json_path).count == GOAL.count
     array_path, json_path = GOAL.save(tmp_path)
     np.save(array_path, GOAL.vector * 2)
     with pytest.raises(ValueError, match="do not belong together"):
