@@ -64,7 +64,7 @@ def prepare(folder: Path, arguments: argparse.Namespace) -> tuple[Path, Path]:
     return checkpoint, folder / "completions.jsonl"
 
 
-def score_ours(checkpoint, completions, share: bool, batch_tokens: int) -> tuple[float, list[float]]:
+def score_ours(checkpoint, completions, share: bool, batch_tokens: int | None) -> tuple[float, list[float]]:
     """Seconds and rewards of our scorer."""
     from openrlhf.evaluation.scored_files import ScoringJob, score_jobs
 
@@ -83,17 +83,22 @@ def score_pipeline(checkpoint, completions, batch_size: int) -> tuple[float, lis
     from transformers import pipeline
 
     from openrlhf.datasets.templates import render_question
+    from openrlhf.datasets.tokenize import encode_prompt
 
     classify = pipeline(
         "text-classification", model=str(checkpoint.folder), device="cuda" if torch.cuda.is_available() else "cpu",
         dtype=torch.float32, function_to_apply="none", batch_size=batch_size, truncation=True,
         max_length=checkpoint.max_len, add_special_tokens=False,
     )  # fmt: skip
-    end = classify.tokenizer.eos_token
-    start = time.perf_counter()
+    tokenizer, end = classify.tokenizer, classify.tokenizer.eos_token
     rendering = {"template": checkpoint.template, "apply_chat_template": checkpoint.apply_chat_template}
+    probe = render_question(completions[0].question, tokenizer, **rendering)
+    # BOS as text, where our prompts start with one that is not in the template.
+    added = len(encode_prompt(tokenizer, probe)) - len(tokenizer(probe, add_special_tokens=False)["input_ids"])
+    begin = tokenizer.decode(encode_prompt(tokenizer, probe)[:added])
+    start = time.perf_counter()
     texts = [
-        render_question(one.question, classify.tokenizer, **rendering) + one.generated_solution + end
+        begin + render_question(one.question, tokenizer, **rendering) + one.generated_solution + end
         for one in completions
     ]
     found = [result["score"] for result in classify(texts)]
@@ -129,7 +134,8 @@ def work(arguments: argparse.Namespace) -> None:
 def measure(kind: str, checkpoint: Path, completions: Path, arguments: argparse.Namespace) -> dict:
     """Run one measurement and read what it printed."""
     command = [sys.executable, __file__, "--work", kind, "--model", str(checkpoint), "--completions", str(completions)]
-    command += ["--threads", str(arguments.threads), "--batch_tokens", str(arguments.batch_tokens)]
+    command += ["--threads", str(arguments.threads)]
+    command += ["--batch_tokens", str(arguments.batch_tokens)] if arguments.batch_tokens else []
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": str(arguments.threads)}
     done = subprocess.run(command, env=environment, text=True, capture_output=True)
     if done.returncode:
@@ -147,7 +153,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=50, help="completions a question, at most")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--batch_sizes", type=int, nargs="+", default=[8, 32], help="of the pipeline")
-    parser.add_argument("--batch_tokens", type=int, default=16384, help="of our scorer")
+    parser.add_argument("--batch_tokens", type=int, help="of our scorer; default: that of eval_rm")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--json", help="file for all figures")
     parser.add_argument("--quick", action="store_true", help="few questions, one run of each")
