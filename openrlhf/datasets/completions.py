@@ -173,7 +173,7 @@ def _sample_number(value: Any) -> int:
             return number
     except (TypeError, ValueError, OverflowError):
         pass
-    raise ValueError(f"sample: expected a whole number or null, got {value!r:.80}")
+    raise ValueError(f"sample: expected a whole number, got {value!r:.80}")
 
 
 def _storable(value: Any) -> Any:
