@@ -4,7 +4,7 @@ Rules, first one that finds something:
     1. the last complete, non-empty \boxed{...} or \fbox{...}, or the last "answer" field of a JSON object, valid or not
        (`{"reasoning": ..., "answer": "18"}`); of both, the later one.
     2. the last number, with its minus sign, percent sign and scale word, without currency and thousands separators;
-       `\frac{3}{7}`, `3/7` and `2 1/2` are numbers.
+       `\frac{3}{7}`, `3/7` and `2 1/2` are numbers, the 2 of `7 cm^2` is none.
     3. None.
 A box or field that the end of the text cuts off holds no answer: rule 2 reads only what stands before it.
 """
@@ -25,10 +25,11 @@ _BARE_VALUE = re.compile(r"([^\s,\"{}][^\n\"{}]{0,1000})[}\n\"]")
 _JSON_ESCAPE = re.compile(r'\\(?:(["\\/])|u(?![dD][89a-fA-F])([0-9a-fA-F]{4})|[nrt](?![A-Za-z]))')
 
 _NUMBER = re.compile(
-    r"(?P<sign>(?<![\w)\]}])[-\u2212])?(?:\\?[$\u20ac\u00a3])?"
+    r"[A-Za-z}]\^\{?-?\d+|"  # the 2 of `7 cm^2` belongs to the unit; passed over
+    r"(?P<sign>(?<![\w)\]}])[-\u2212])?(?:\\?[$\u20ac\u00a3\u00a5\u20b9])?"
     r"(?P<number>(?:\d{1,9} ?)?\\[dtc]?frac\{ ?-?\d+ ?\}\{ ?\d+ ?\}"
     r"|\d{1,9} \d{1,3}/\d{1,3}(?![\d/])"
-    r"|(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:[eE][+-]?\d{1,3}\b)?|(?<![\w.])\.\d+)(?:/\d+)?)"
+    r"|(?:(?:\d{1,3}(?:(?:,|\{,\})\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:[eE][+-]?\d{1,3}\b)?|(?<![\w.])\.\d+)(?:/\d+)?)"
     r"(?: ?(?P<percent>\\?%|per\s?cent\b)| (?P<scale>(?:hundred|thousand|[mb]illion|trillion)\b))?"
 )
 
@@ -63,10 +64,10 @@ def extract_answer(text: str | None) -> str | None:
 
 
 def _last_number(text: str) -> str | None:
-    last = next(iter(deque(_NUMBER.finditer(text), maxlen=1)), None)
+    last = next(iter(deque((match for match in _NUMBER.finditer(text) if match["number"]), maxlen=1)), None)
     if last is None:
         return None
-    number = ("-" if last["sign"] else "") + last["number"].replace(",", "")
+    number = ("-" if last["sign"] else "") + last["number"].replace("{,}", "").replace(",", "")
     return number + ("%" if last["percent"] else f" {last['scale']}" if last["scale"] else "")
 
 

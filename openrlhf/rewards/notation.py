@@ -15,6 +15,7 @@ MAX_ITEMS = 64  # items of a list; a longer one is no list
 _SYMBOLS = [
     ("\u2212", "-"), ("\u2013", "-"), ("\u00a0", " "), ("\u2009", " "), ("\u202f", " "), ("{,}", ","),
     ("\u00b2", "^2"), ("\u00b3", "^3"), ("\u03c0", r"\pi "), ("\u221e", r"\infty "), ("\u20ac", ""), ("\u00a3", ""),
+    ("\u00a5", ""), ("\u20b9", ""),
     ("\u2248", "="), (r"\approx", "="), ("\u00d7", r"\times "), ("\u00f7", r"\div "), ("\u22c5", r"\cdot "),
     (r"\%", "%"), (r"\$", ""), ("$", ""), (r"\!", ""), (r"\,", " "), (r"\;", " "), (r"\:", " "), (r"\ ", " "),
     ("~", " "), (r"\(", ""), (r"\)", ""), (r"\[", ""), (r"\]", ""),
@@ -72,13 +73,18 @@ def clean_notation(text: str) -> str:
         text = extract_boxed_answer(text) or text
     if len(text) > MAX_LENGTH:
         return " ".join(text.split())
-    for old, new in _SYMBOLS:
-        text = text.replace(old, new)
+    text = r"\\".join(map(_uniform_symbols, text.split(r"\\")))  # `\\ ` ends a row of a matrix, `\ ` is a blank
     text = _COMMANDS.sub("", text)
     text = _TEXT.sub(r" \1 ", _UNIT_TEXT.sub("", text.rstrip(". ")))
     text = _DEGREES.sub("", text)
     text = _SHORT_FRACTION.sub(r"\\frac{\1}{\2}", text)
     return _unwrapped(" ".join(text.split()).rstrip(".,;: "))
+
+
+def _uniform_symbols(text: str) -> str:
+    for old, new in _SYMBOLS:
+        text = text.replace(old, new)
+    return text
 
 
 def value_side(notation: str) -> str:

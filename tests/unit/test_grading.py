@@ -41,6 +41,7 @@ EQUAL = [
     ("60 miles per hour", "60"),
     ("$12", "12"),
     ("3 million", "3000000"),
+    ("\u00a512", "12"),
     ("2,7", "(2,7)"),
     ("2,7", "7, 2"),
     (r"\{2,7\}", "2 and 7"),
@@ -49,6 +50,9 @@ EQUAL = [
     ("1,234, 5", "5, 1234"),
     (r"10,\!080", "10080"),
     (r"1\frac{1}{2}", "1.5"),
+    # `\\ ` ends a row of a matrix; the blank in it is not the command `\ `
+    (r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", r"\begin{pmatrix}1\\2\end{pmatrix}"),
+    (r"\begin{pmatrix} 1/2 \\ 2 \end{pmatrix}", r"\begin{pmatrix}0.5\\2\end{pmatrix}"),
     ("1.5e3", "1500"),
     # 1/3 - 0.333333 = 1/3 * 1e-6: just inside the tolerance
     ("0.333333", "1/3"),
