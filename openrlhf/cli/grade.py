@@ -16,7 +16,7 @@ from openrlhf.cli.parser import parse_config
 from openrlhf.datasets.completions import Completion, completion_to_row, read_completions, write_jsonl
 from openrlhf.evaluation.agreement import Grade, count_agreement, find_label_key, grade_rows, read_label
 from openrlhf.trainer.config import flag
-from openrlhf.utils.checkpoint import atomic_write_text
+from openrlhf.utils.checkpoint import atomic_write_text, ensure_writable
 
 SUFFIXES = (".jsonl", ".jsonl.gz")
 COLUMNS = {
@@ -66,6 +66,10 @@ def run(config: GradeConfig) -> dict[str, Any]:
     sets = [
         (file, *_read(file, config.compare_key)) for file in files
     ]  # every file is sound before the first is graded
+    for target in [*targets, *([Path(config.json)] if config.json else [])]:
+        if target.is_dir():
+            raise ValueError(f"{target} is a folder; name a file")
+        ensure_writable(target.parent, inside=True)
     with tqdm(total=sum(len(rows) for _, rows, _, _ in sets), desc="grading", unit="row", disable=None) as bar:
         for number, (file, completions, key, labels) in enumerate(sets):
             grades = []

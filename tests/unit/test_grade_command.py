@@ -155,6 +155,8 @@ def test_lenient_percent_is_passed_on(tmp_path):
         ([row()], {"input": ["absent.jsonl"]}, "no such file"),
         ([row()], {"input": []}, "pass --input"),
         ([row()], {"input": ["rows.jsonl", "rows2.jsonl"], "output": "one.jsonl"}, "name a folder"),
+        ([row()], {"json": "."}, "is a folder; name a file"),
+        ([row()], {"json": "rows.jsonl/figures.json"}, "cannot save to .*rows.jsonl"),
     ],
 )
 def test_bad_input_is_one_clear_error(tmp_path, monkeypatch, rows, options, message):
