@@ -29,12 +29,12 @@ def finish_export(folder: Path, dtype: torch.dtype) -> None:
         dtype: of the stored weights; transformers writes that of the live ones.
     """
     file = folder / "config.json"
-    config = json.loads(file.read_text())
+    config = json.loads(file.read_text(encoding="utf-8"))
     config.update(older_keys(config))
     config["dtype"] = config["torch_dtype"] = str(dtype).removeprefix("torch.")
-    file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     file = folder / "tokenizer_config.json"
-    tokenizer = json.loads(file.read_text())
+    tokenizer = json.loads(file.read_text(encoding="utf-8"))
     file.write_text(json.dumps(older_tokenizer(tokenizer, (folder / "tokenizer.json").is_file()), indent=2) + "\n")
     mode = file.stat().st_mode
     for weights in folder.glob("*.safetensors"):
