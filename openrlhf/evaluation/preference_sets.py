@@ -101,6 +101,8 @@ def read_preference_set(source: str, tokenizer: Any, options: ReadingOptions, na
     spec, split = split_source(source)
     rows = load_rows(spec, split, on_bad_row=options.on_bad_row).with_format(None)
     try:
+        if options.subset_key not in ("subset", *rows.column_names):  # "subset" itself is optional
+            raise ValueError(f"no column {options.subset_key!r} (--subset_key), got {rows.column_names}")
         format, read = _reader(rows, tokenizer, options)
     except ValueError as error:
         raise ValueError(f"{source}: {error}") from error

@@ -155,6 +155,14 @@ def test_the_format_and_the_columns_can_be_named(tmp_path):
         ReadingOptions(format="other")
 
 
+def test_a_named_subset_column_must_be_there(tmp_path):
+    rows = [{"prompt": "buy", "chosen": "one", "rejected": "two", "kind": "a"}]
+    found = read(tmp_path, rows, dataclasses.replace(PLAIN, subset_key="kind"))
+    assert found.items[0].subset == "a"
+    with pytest.raises(ValueError, match=r"rows.jsonl: no column 'sort' \(--subset_key\), got .*'kind'"):
+        read(tmp_path, rows, dataclasses.replace(PLAIN, subset_key="sort"))
+
+
 def test_sources_with_splits(tmp_path):
     rows = [{"prompt": "q", "chosen": "a", "rejected": "b"}]
     saved = datasets.DatasetDict({"filtered": datasets.Dataset.from_list(rows)})
