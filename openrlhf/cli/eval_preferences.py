@@ -77,7 +77,8 @@ def evaluate_preferences(
     goal: GoalState | None,
     folder: str | Path,
     *,
-    batch_tokens: int = 16384,
+    batch_tokens: int | None = None,
+    share_prompts: bool | None = None,
     bootstrap: int = 1000,
     seed: int = 0,
     ranks: Ranks | None = None,
@@ -89,6 +90,7 @@ def evaluate_preferences(
     Args:
         sets: from `read_preference_sets` with the same checkpoint.
         folder: of the model, such as SAVE_DIR/MODEL.
+        batch_tokens, share_prompts: as `Scorer` takes them.
         bootstrap, seed: draws of prompts for the intervals.
         scorer: what scores windows of sequences; None: `Scorer` of the model.
     Returns:
@@ -98,7 +100,7 @@ def evaluate_preferences(
         ValueError: a reward that is not finite, or files there of other rows or settings.
     """
     ranks = ranks or OneProcess()
-    scorer = scorer or Scorer(model, goal, batch_tokens, ranks)
+    scorer = scorer or Scorer(model, goal, batch_tokens, ranks, share_prompts)
     folder = Path(folder) / FOLDER
     settings = {
         "checkpoint": checkpoint.fingerprint,

@@ -22,7 +22,7 @@ from openrlhf.evaluation.labels import grade_completions
 from openrlhf.evaluation.metrics import prefix_index
 from openrlhf.evaluation.preference_sets import PreferenceSet
 from openrlhf.evaluation.scored_files import ScoringJob, score_jobs
-from openrlhf.evaluation.scored_rows import read_scored_sets
+from openrlhf.evaluation.scored_rows import read_scored_sets, read_summary
 from openrlhf.evaluation.summary import PREFIX_PERCENTS, format_table, summarise_rows
 from openrlhf.trainer.config import flag
 from openrlhf.utils.atomic import atomic_write_text, ensure_writable, hold_lock
@@ -146,7 +146,10 @@ def run(config: EvalRMConfig) -> dict[str, Any]:
                 summaries[checkpoint.name] = _evaluate(config, checkpoint, goal, files, preferences[number], ranks)
         if config.preferences and len(checkpoints) > 1 and ranks.rank == 0:
             folders = {checkpoint.name: Path(config.save_dir) / checkpoint.name for checkpoint in checkpoints}
-            compare_preference_folders(folders, bootstrap=config.bootstrap, seed=config.seed)
+            records = compare_preference_folders(folders, bootstrap=config.bootstrap, seed=config.seed)
+            file = Path(config.save_dir) / "preference_comparisons.json"
+            atomic_write_text(file, json.dumps(records, indent=2, ensure_ascii=False) + "\n")
+            print(f"\ncomparisons: {file}")
     return summaries
 
 
@@ -166,6 +169,7 @@ def _evaluate(
     summary: dict[str, Any] = {"model": asdict(checkpoint), "goal_state": goal.digest if goal else None, "sets": {}}
     del summary["model"]["folder"]
     summary["files"] = [f"{file.benchmark}/{file.kind}/{file.name}.jsonl" for file in files]
+    summary |= _kept(folder, checkpoint, bool(files), bool(preferences))
     for benchmark, members in groupby(files, key=lambda file: file.benchmark.split("/")[0]):
         jobs = [
             ScoringJob(file.completions, folder / file.benchmark / file.kind / f"{file.name}.jsonl") for file in members
@@ -185,6 +189,8 @@ def _evaluate(
             share_prompts=None if config.share_prompts == "auto" else False,
         )
     if preferences:
+        if isinstance(goal, QuestionGoals):
+            logger.warning("goals of single questions do not fit preference sets: they get the reward alone")
         summary["preferences"] = evaluate_preferences(
             preferences,
             checkpoint,
@@ -193,6 +199,7 @@ def _evaluate(
             goal if isinstance(goal, GoalState) else None,
             folder,
             batch_tokens=config.batch_tokens,
+            share_prompts=None if config.share_prompts == "auto" else False,
             bootstrap=config.bootstrap,
             seed=config.seed,
             ranks=ranks,
@@ -210,6 +217,16 @@ def _evaluate(
         finish_manifest(folder, "finished")
         print(f"scored rows and summary.json: {folder}")
     return summary
+
+
+def _kept(folder: Path, checkpoint: RewardCheckpoint, has_files: bool, has_preferences: bool) -> dict[str, Any]:
+    """What an earlier call of the same model wrote into summary.json about the kind of data that this call has not."""
+    earlier = read_summary(folder) or {}
+    if (earlier.get("model") or {}).get("fingerprint") != checkpoint.fingerprint:
+        return {}
+    names = [] if has_files else ["goal_state", "files", "sets"] if earlier.get("files") else []
+    names += [] if has_preferences else ["preferences"]
+    return {name: earlier[name] for name in names if name in earlier}
 
 
 def _graded(files: Sequence[CompletionFile]) -> list[CompletionFile]:

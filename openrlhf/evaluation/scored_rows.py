@@ -75,6 +75,11 @@ def scored_files(path: str | Path, benchmarks: Sequence[str] | None = None) -> d
                 f"{path / 'summary.json'} names {len(missing)} files that are not there, first {missing[0]}; "
                 "run eval_rm again, or remove summary.json to read the files that exist"
             )
+        if not files and (path / "preferences" / "summary.json").is_file():
+            raise ValueError(
+                f"{path} holds scored preference sets and no completions; their figures are in "
+                f"{path / 'preferences' / 'summary.json'}, and eval_rm --preferences prints them again"
+            )
         if not files:
             raise ValueError(f"{path}: expected a file or folder of rows scored by eval_rm, found no .jsonl file")
         sets = {}

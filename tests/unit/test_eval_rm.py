@@ -11,6 +11,7 @@ import torch
 
 from openrlhf.cli import eval_rm, get_representation, metrics
 from openrlhf.cli.completion_files import find_completions
+from openrlhf.evaluation.scoring import Scorer
 from openrlhf.models.pretrained import save_reward_model
 from openrlhf.utils.atomic import hold_lock
 from tests.tiny import tiny_reward_model, tiny_tokenizer
@@ -369,6 +370,66 @@ def test_metrics_refuses_rows_that_are_not_scored(world, capsys):
     with pytest.raises(SystemExit):
         metrics.main(["--scored_path", str(world / "data" / "svamp")])
     assert "output-greedy.jsonl:1: expected a row scored by eval_rm" in capsys.readouterr().err
+
+
+def prefer(world, *more):
+    words = ["--preferences", str(world / "pairs.jsonl"), "--reward_model_path", str(world / "rm")]
+    eval_rm.main([*words, "--save_dir", str(world / "out"), "--bootstrap", "20", *more])
+    return json.loads((world / "out" / "rm" / "summary.json").read_text())
+
+
+def test_completions_and_preferences_of_one_model_keep_each_others_figures(world, capsys):
+    preferences = prefer(world)["preferences"]
+    assert list(preferences["sets"]) == ["pairs"]
+    with pytest.raises(SystemExit):
+        metrics.main(["--scored_path", str(world / "out" / "rm")])
+    assert "holds scored preference sets and no completions" in capsys.readouterr().err
+    goal_of(world)
+    completions = evaluate(world, "--goal_state_path", str(world / "goal"))
+    assert completions["preferences"] == preferences and completions["goal_state"]
+    after = prefer(world)  # without a goal state, as its own rows say
+    assert {name: after[name] for name in ("files", "sets", "goal_state")} == {
+        name: completions[name] for name in ("files", "sets", "goal_state")
+    }
+    assert after["preferences"]["goal_state"] is None
+    metrics.main(["--scored_path", str(world / "out" / "rm"), "--bootstrap", "20", "--json", str(world / "m.json")])
+    figures = json.loads((world / "m.json").read_text())["models"]["rm"]
+    assert figures["sets"] == completions["sets"] and figures["model"]["goal_state"] == completions["goal_state"]
+
+
+def test_figures_of_another_model_in_the_folder_are_not_kept(world):
+    evaluate(world, "--vanilla")
+    checkpoint(world / "other" / "rm", seed=1)
+    summary = prefer(world, "--reward_model_path", str(world / "other" / "rm"))
+    assert (summary["files"], summary["sets"]) == ([], {})
+
+
+def test_preferences_of_two_models_are_compared_in_a_file(world):
+    checkpoint(world / "other" / "second", seed=1)
+    prefer(world, "--reward_model_path", str(world / "rm"), str(world / "other" / "second"))
+    (record,) = json.loads((world / "out" / "preference_comparisons.json").read_text())
+    assert (record["a_label"], record["b_label"], record["set"], record["pairs"]) == ("rm", "second", "pairs", 8)
+    accuracy = {
+        name: json.loads((world / "out" / name / "summary.json").read_text())["preferences"]["sets"]["pairs"]
+        for name in ("rm", "second")
+    }
+    a, b = (accuracy[name]["accuracy"]["reward"][0] for name in ("rm", "second"))
+    assert record["difference"] == pytest.approx(a - b, abs=1e-12)
+
+
+def test_sharing_of_prompts_and_goals_per_question_reach_the_preferences(world, monkeypatch, caplog):
+    asked = []
+
+    def scorer(*arguments):
+        asked.append(arguments)
+        return Scorer(*arguments)
+
+    monkeypatch.setattr("openrlhf.cli.eval_preferences.Scorer", scorer)
+    goal_of(world, per_question="true")
+    prefer(world, "--goal_state_path", str(world / "goal"), "--share_prompts", "off")
+    assert asked[0][-1] is False
+    assert "goals of single questions do not fit preference sets" in caplog.text
+    assert prefer(world)["preferences"]["goal_state"] is None and asked[1][-1] is None
 
 
 def refuse_loading(monkeypatch):
