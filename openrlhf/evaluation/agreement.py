@@ -49,8 +49,9 @@ def find_label_key(completions: Sequence[Completion], wanted: str | None = None)
             return key
     if wanted is None:
         return None
-    columns = sorted({key for one in completions for key in ("is_correct", *one.extra)})
-    raise ValueError(f"no row has a label under {wanted!r}; the rows have {columns}")
+    columns = {key for one in completions for key in ("is_correct", *one.extra) if _raw_label(one, key) is not None}
+    named = ", ".join(sorted(columns)) or "none"
+    raise ValueError(f"no row has a label under {wanted!r}; columns with values: {named}")
 
 
 def read_label(completion: Completion, key: str) -> bool | None:

@@ -144,7 +144,7 @@ def test_lenient_percent_is_passed_on(tmp_path):
 @pytest.mark.parametrize(
     ("rows", "options", "message"),
     [
-        ([row(predicted="5")], {"compare_key": "judge"}, "no row has a label under 'judge'"),
+        ([row(predicted="5")], {"compare_key": "judge"}, "no row has a label under 'judge'; columns with values: none"),
         ([row(predicted="5", judge="maybe")], {"compare_key": "judge"}, "judge: expected true, false or null"),
         ([row(expected=None, predicted=None)], {}, "no row has an expected answer"),
         ([{"question": "q"}], {}, "rows.jsonl:1: a completion needs text under question"),
