@@ -52,6 +52,8 @@ def read_preference_sets(
     """
     if not files:
         raise ValueError("--preferences: expected at least one file, folder or hub id")
+    if "pocket" in files and not Path("pocket").exists():
+        raise ValueError("--preferences pocket: the embedded task has no preference set; name a file, folder or hub id")
     options = ReadingOptions(
         template=checkpoint.template,
         apply_chat_template=checkpoint.apply_chat_template,

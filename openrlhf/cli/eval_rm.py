@@ -221,7 +221,11 @@ def _evaluate(
 
 def _kept(folder: Path, checkpoint: RewardCheckpoint, has_files: bool, has_preferences: bool) -> dict[str, Any]:
     """What an earlier call of the same model wrote into summary.json about the kind of data that this call has not."""
-    earlier = read_summary(folder) or {}
+    try:
+        earlier = read_summary(folder) or {}
+    except ValueError as error:  # this call writes a new one
+        logger.warning("%s", error)
+        return {}
     if (earlier.get("model") or {}).get("fingerprint") != checkpoint.fingerprint:
         return {}
     names = [] if has_files else ["goal_state", "files", "sets"] if earlier.get("files") else []

@@ -141,7 +141,10 @@ def _resume(path: Path, settings: dict[str, Any], items: Sequence[PreferenceItem
         path.parent.mkdir(parents=True, exist_ok=True)
         atomic_write_text(settings_path, json.dumps(settings, indent=2, ensure_ascii=False) + "\n")
         return []
-    earlier = json.loads(settings_path.read_text(encoding="utf-8")) if settings_path.is_file() else {}
+    try:
+        earlier = json.loads(settings_path.read_text(encoding="utf-8")) if settings_path.is_file() else {}
+    except ValueError as error:
+        raise ValueError(f"{settings_path}: not valid JSON ({error}); remove it and {path} to score anew") from error
     if earlier != settings:
         changed = [name for name in settings if earlier.get(name) != settings[name]]
         raise ValueError(

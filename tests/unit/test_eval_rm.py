@@ -395,6 +395,8 @@ def test_completions_and_preferences_of_one_model_keep_each_others_figures(world
     metrics.main(["--scored_path", str(world / "out" / "rm"), "--bootstrap", "20", "--json", str(world / "m.json")])
     figures = json.loads((world / "m.json").read_text())["models"]["rm"]
     assert figures["sets"] == completions["sets"] and figures["model"]["goal_state"] == completions["goal_state"]
+    (world / "out" / "rm" / "summary.json").write_text("{")
+    assert prefer(world)["files"] == []  # metrics reads all files then
 
 
 def test_figures_of_another_model_in_the_folder_are_not_kept(world):

@@ -286,5 +286,7 @@ def test_sets_of_one_name_get_numbers():
 def test_no_file_is_an_error(tmp_path):
     with pytest.raises(ValueError, match="--preferences: expected at least one"):
         read_preference_sets([], checkpoint(tmp_path))
+    with pytest.raises(ValueError, match="pocket: the embedded task has no preference set"):
+        read_preference_sets(["pocket"], checkpoint(tmp_path))
     with pytest.raises(ValueError, match="no such file"):
         read_preference_sets([str(tmp_path / "no.jsonl")], checkpoint(tmp_path))
