@@ -140,6 +140,7 @@ def checked_row(row: Mapping[str, Any], texts: dict[str, str] | None = None) -> 
     if "reward" not in row or not ("question" in row or "problem" in row):
         raise ValueError(f"expected a row scored by eval_rm (question, reward), got keys {list(row)}")
     checked = completion_to_row(row_to_completion(row))
+    checked |= {key: row[key] for key in ("reward", *PER_TOKEN) if key in row}  # a NaN there must not become null
     for key, value in checked.items():
         if isinstance(value, str) and key != "generated_solution":
             checked[key] = texts.setdefault(value, value)

@@ -76,7 +76,7 @@ def test_old_and_missing_fields(tmp_path):
         ({"token_ends": [0.5, 1]}, "'token_ends' .not whole"),
         ({"cosine_sim": [0.1, -1.5]}, "cosines in .* got -1.5 at token 1"),
         ({"reward": 10**400}, "finite number or null in 'reward'"),
-        ({"sample": "first"}, "sample: expected a whole number or null, got 'first'"),
+        ({"sample": "first"}, "sample: expected a whole number, got 'first'"),
         ({"sample": [1]}, "sample: expected a whole number"),
         ({"first_error_step": "2"}, "first_error_step: expected a whole number or null, got '2'"),
         ({"first_error_step": float("nan")}, "first_error_step: expected a whole number"),
