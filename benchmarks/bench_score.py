@@ -11,7 +11,7 @@ own, in turn, several times:
     pipeline    transformers.pipeline("text-classification"), the better of several batch sizes, input in file order
 Equal completions of one question are removed first: we would score them once. Time is that of scoring with
 tokenisation, without loading. Tokens are those of prompt + response of every completion, whatever was computed. Memory
-is the largest resident size of the process.
+is the largest resident size of the process. Rewards are compared where nothing is cut: the pipeline cuts the EOS too.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -105,6 +104,12 @@ def score_pipeline(checkpoint, completions, batch_size: int) -> tuple[float, lis
     return time.perf_counter() - start, found
 
 
+def largest_resident_size() -> float:
+    """Peak of this process in MiB = 2^20 bytes; getrusage would include the process that started it."""
+    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(fields["VmHWM"].split()[0]) / 1024
+
+
 def work(arguments: argparse.Namespace) -> None:
     """One measurement, in a process of its own."""
     import torch
@@ -122,12 +127,13 @@ def work(arguments: argparse.Namespace) -> None:
         seconds, rewards = score_pipeline(checkpoint, completions, int(size))
     else:
         seconds, rewards = score_ours(checkpoint, completions, kind == "ours", arguments.batch_tokens)
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # MiB
+    memory = largest_resident_size()
     encoded = encode_completions(
         load_tokenizer(checkpoint.folder), completions, template=checkpoint.template,
         apply_chat_template=checkpoint.apply_chat_template, max_len=checkpoint.max_len,
     )  # fmt: skip
     tokens = sum(len(one.ids) for one in encoded)
+    rewards = [None if one.truncated else reward for one, reward in zip(encoded, rewards, strict=True)]
     print(json.dumps({"seconds": seconds, "tokens": tokens, "memory": memory, "rewards": rewards}))
 
 
@@ -177,7 +183,8 @@ def main() -> None:
     for kind, runs in kinds.items():
         seconds = statistics.median(run["seconds"] for run in runs)
         memory = statistics.median(run["memory"] for run in runs)
-        difference = max(abs(a - b) for a, b in zip(reference, runs[0]["rewards"], strict=True))
+        pairs = zip(reference, runs[0]["rewards"], strict=True)
+        difference = max((abs(a - b) for a, b in pairs if a is not None), default=float("nan"))
         rows[kind] = {"seconds": seconds, "tokens_per_s": runs[0]["tokens"] / seconds, "mib": memory}
         print(f"{kind:14}{seconds:9.2f}{runs[0]['tokens'] / seconds:10.0f}{memory:7.0f}{difference:33.1e}")
     best = min(pipelines, key=lambda kind: rows[kind]["seconds"])

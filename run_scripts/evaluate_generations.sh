@@ -6,8 +6,8 @@
 #   DATA=<folder> run_scripts/evaluate_generations.sh
 #
 # DATA holds gsm8k_pool/{train,validation}.jsonl.gz, generations/{gsm8k,svamp,math}/*.jsonl(.gz) and
-# step_level/mr_gsm8k.jsonl. Finished parts are kept: run it again to go on. LAYERS (8), OUT (runs/generations) and
-# MODELS (contrastive vanilla) can be set.
+# step_level/mr_gsm8k.jsonl. Finished parts are kept: run it again to go on. LAYERS (8), OUT (runs/generations),
+# MODELS (contrastive vanilla) and SETS (folders and files under DATA) can be set.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -19,6 +19,7 @@ LAYERS=${LAYERS:-8}
 FULL=${FULL:-models/SmolLM2-135M-Instruct}
 START=${START:-models/SmolLM2-$LAYERS-layers}
 MODELS=${MODELS:-contrastive vanilla}
+SETS=${SETS:-gsm8k_pool/validation.jsonl.gz step_level generations/gsm8k generations/svamp generations/math}
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(getconf _NPROCESSORS_ONLN)}
 
 [[ -f $FULL/config.json ]] || bash build_scripts/get_small_lm.sh "$FULL"
@@ -27,7 +28,6 @@ mkdir -p "$OUT"
 [[ -f $OUT/pool_pairs.jsonl ]] || python -m openrlhf.cli.data_setup --solutions "$DATA/gsm8k_pool/train.jsonl.gz" \
     --pairs_per_question 1 --output "$OUT/pool_pairs.jsonl"
 
-scored=()
 for strategy in $MODELS; do
     model=$OUT/pool-$strategy
     grep -qs '"status": "finished"' "$model/manifest.json" || python examples/train_rm.py --pretrain "$START" \
@@ -35,15 +35,9 @@ for strategy in $MODELS; do
         --input_template plain --learning_rate 1e-4 --train_batch_size 8 --micro_train_batch_size 4 --max_len 384 \
         --seed 0 --logging_steps 5
     python examples/get_representation.py --dataset "$OUT/pool_pairs.jsonl" --reward_model "$model" \
-        --save_dir "$model-goal" --batch_tokens 4096
-    for part in gsm8k_pool/validation.jsonl.gz step_level generations; do
-        where=$DATA/$part benchmarks=()
-        case $part in
-        gsm8k_pool/*) where=$DATA benchmarks=(--benchmarks "$part") ;;
-        step_level) where=$DATA benchmarks=(--benchmarks step_level) ;;
-        esac
-        python examples/eval_rm.py --completions_data_path "$where" "${benchmarks[@]}" --reward_model_path "$model" \
-            --goal_state_path "$model-goal" --save_dir "$OUT/scores-${part%%/*}" --max_len 1024 --batch_tokens 4096
-    done
-    scored+=("$OUT"/scores-*/"pool-$strategy")
+        --save_dir "$model-goal"
+    python examples/eval_rm.py --completions_data_path "$DATA" --benchmarks $SETS --reward_model_path "$model" \
+        --goal_state_path "$model-goal" --save_dir "$OUT/scores" --max_len 1024
 done
+python examples/metrics.py --scored_path "$OUT/scores" --json "$OUT/figures.json" --csv "$OUT/figures.csv" \
+    --report "$OUT/report.html" --figures "$OUT/figures"
