@@ -142,8 +142,14 @@ def run(config: EvalRMConfig) -> dict[str, Any]:
     with start_ranks() as ranks:
         for number, checkpoint in enumerate(checkpoints):
             goal = goals[number] if goals else None
-            with hold_lock(Path(config.save_dir) / checkpoint.name, ranks.rank == 0):
-                summaries[checkpoint.name] = _evaluate(config, checkpoint, goal, files, preferences[number], ranks)
+            folder = Path(config.save_dir) / checkpoint.name
+            with hold_lock(folder, ranks.rank == 0):
+                try:
+                    summaries[checkpoint.name] = _evaluate(config, checkpoint, goal, files, preferences[number], ranks)
+                except BaseException as error:
+                    if ranks.rank == 0:
+                        finish_manifest(folder, f"failed: {type(error).__name__}")
+                    raise
         if config.preferences and len(checkpoints) > 1 and ranks.rank == 0:
             folders = {checkpoint.name: Path(config.save_dir) / checkpoint.name for checkpoint in checkpoints}
             records = compare_preference_folders(folders, bootstrap=config.bootstrap, seed=config.seed)

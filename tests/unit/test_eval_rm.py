@@ -439,3 +439,14 @@ def refuse_loading(monkeypatch):
         raise AssertionError("the model was loaded")
 
     monkeypatch.setattr("openrlhf.cli.reward_checkpoint.load_reward_model", refuse)
+
+
+def test_a_failed_run_says_so_in_its_manifest(world, capsys, monkeypatch):
+    def fail(*_, **__):
+        raise RuntimeError("broken off")
+
+    monkeypatch.setattr(eval_rm, "score_jobs", fail)
+    with pytest.raises(SystemExit):
+        evaluate(world, "--vanilla")
+    assert "error: broken off" in capsys.readouterr().err
+    assert json.loads((world / "out" / "rm" / "manifest.json").read_text())["status"] == "failed: RuntimeError"
