@@ -10,7 +10,13 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor
 
-from openrlhf.models.pretrained import fit_embedding, load_reward_model, load_tokenizer, save_reward_model
+from openrlhf.models.pretrained import (
+    fit_embedding,
+    load_reward_model,
+    load_tokenizer,
+    save_reward_model,
+    without_deepspeed,
+)
 from openrlhf.models.reward_model import SETTINGS_KEY, RewardModel, check_head, read_settings
 
 SETTINGS_FILE = "goal_reward.json"
@@ -58,7 +64,8 @@ def save_adapter(
     base = str(network.config._name_or_path)
     base = str(Path(base).resolve()) if Path(base).is_dir() else base  # a relative path holds in one folder only
     peft_model.peft_config["default"].base_model_name_or_path = base
-    peft_model.save_pretrained(folder, state_dict=state_dict, save_embedding_layers=False)
+    with without_deepspeed():
+        peft_model.save_pretrained(folder, state_dict=state_dict, save_embedding_layers=False)
     (folder / SETTINGS_FILE).write_text(
         json.dumps({**read_settings(network.config), **(settings or {})}, indent=2) + "\n"
     )

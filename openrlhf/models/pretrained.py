@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -40,6 +41,20 @@ def quiet_loading():
         hf_logging.set_verbosity(level)
         if bar:
             hf_logging.enable_progress_bar()
+
+
+@contextmanager
+def without_deepspeed():
+    """Context of save_pretrained: accelerate imports DeepSpeed there, which takes seconds, only to ask whether it has
+    wrapped the model. A process that has not imported it has no such model."""
+    if "deepspeed" in sys.modules:
+        yield
+        return
+    sys.modules["deepspeed"] = None  # Python's way to say that there is no such module
+    try:
+        yield
+    finally:
+        del sys.modules["deepspeed"]
 
 
 def load_reward_model(
@@ -255,7 +270,7 @@ def save_reward_model(
     previous = getattr(config, SETTINGS_KEY, None)
     setattr(config, SETTINGS_KEY, {**read_settings(config), **(settings or {})})
     config.num_labels = 1
-    with quiet_loading():
+    with quiet_loading(), without_deepspeed():
         network.save_pretrained(folder, state_dict=state)
     setattr(config, SETTINGS_KEY, previous)
     tokenizer.save_pretrained(folder)
