@@ -12,20 +12,21 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from openrlhf.cli.common import run_command
 from openrlhf.cli.parser import parse_config
 from openrlhf.cli.run_folder import replaced_folder
 from openrlhf.datasets.pocket import DEFAULT_LEVEL, generate_problems
-from openrlhf.evaluation.sampling import grade_pocket, pocket_response_limit, sample_completions
-from openrlhf.models.policy import Policy
 from openrlhf.trainer.config import flag
 from openrlhf.utils.checkpoint import atomic_write_text
+
+if TYPE_CHECKING:  # torch and transformers take seconds to import: flags are read without them
+    from transformers import PreTrainedTokenizerFast
+
+    from openrlhf.models.policy import Policy
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +60,8 @@ class BuildPocketConfig:
 
 def train_tokenizer(vocab_size: int, seed: int, n_problems: int = 4000) -> PreTrainedTokenizerFast:
     """Byte-level BPE trained on pocket problems; any text can be encoded, and BOS is put in front of it."""
+    from transformers import PreTrainedTokenizerFast
+
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -87,6 +90,11 @@ def train_tokenizer(vocab_size: int, seed: int, n_problems: int = 4000) -> PreTr
 
 def build_start(config: BuildPocketConfig) -> None:
     """Write the tokenizer and an untrained policy in float32."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from openrlhf.models.pretrained import without_deepspeed
+
     tokenizer = train_tokenizer(config.vocab_size, config.seed)
     ids = {"pad_token_id": tokenizer.pad_token_id, "bos_token_id": tokenizer.bos_token_id}
     ids["eos_token_id"] = tokenizer.eos_token_id
@@ -104,7 +112,7 @@ def build_start(config: BuildPocketConfig) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         model = LlamaForCausalLM(model_config)
-    with replaced_folder(config.save_path) as folder:
+    with replaced_folder(config.save_path) as folder, without_deepspeed():
         folder.mkdir(parents=True, exist_ok=True)
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
@@ -113,6 +121,8 @@ def build_start(config: BuildPocketConfig) -> None:
 
 def measure_accuracy(policy: Policy, split: str, n_problems: int, n_samples: int, seed: int) -> dict[str, Any]:
     """Share of solved problems of a split, sampled at temperature 1 and greedily, also by number of steps."""
+    from openrlhf.evaluation.sampling import grade_pocket, pocket_response_limit, sample_completions
+
     problems = generate_problems(split, n_problems, seed)
     settings = {"max_new_tokens": pocket_response_limit(split, DEFAULT_LEVEL), "seed": seed, "grade": grade_pocket}
     sampled = sample_completions(policy, problems, "pocket", n_samples, description=f"{split}, sampled", **settings)
@@ -138,6 +148,13 @@ def build_finish(config: BuildPocketConfig) -> None:
     Raises:
         ValueError: the folder would be 4 MB or larger.
     """
+    import torch
+    from transformers import GenerationConfig
+
+    from openrlhf.evaluation.sampling import pocket_response_limit
+    from openrlhf.models.policy import Policy
+    from openrlhf.models.pretrained import without_deepspeed
+
     trained = Path(config.policy_path)
     with replaced_folder(config.save_path) as folder:
         folder.mkdir(parents=True, exist_ok=True)
@@ -154,7 +171,8 @@ def build_finish(config: BuildPocketConfig) -> None:
             top_p=1.0,
             max_new_tokens=pocket_response_limit("ood", DEFAULT_LEVEL),
         )
-        policy.model.save_pretrained(folder)
+        with without_deepspeed():
+            policy.model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         saved = Policy.from_pretrained(folder)
         accuracy = {

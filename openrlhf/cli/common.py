@@ -10,20 +10,22 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import torch
 from safetensors import SafetensorError
 
-from openrlhf.models.pretrained import checkpoint_fingerprint, is_adapter, load_tokenizer
 from openrlhf.trainer.config import TrainConfig
-from openrlhf.trainer.engine import Engine, LocalEngine, OptimizerSettings, make_engine, under_launcher
-from openrlhf.trainer.loop import LoopSettings, Progress, find_resume
-from openrlhf.trainer.plan import TrainingPlan
 from openrlhf.utils.atomic import hold_lock
 from openrlhf.utils.manifest import hide_secrets
 from openrlhf.utils.ranks import OneProcess, Ranks
 from openrlhf.utils.run_log import RunLog
+
+if TYPE_CHECKING:  # torch and transformers take seconds to import: only the functions that need them do it
+    import torch
+
+    from openrlhf.trainer.engine import Engine, OptimizerSettings
+    from openrlhf.trainer.loop import LoopSettings, Progress
+    from openrlhf.trainer.plan import TrainingPlan
 
 logger = logging.getLogger(__name__)
 
@@ -42,8 +44,6 @@ def run_command(main: Callable[[], None]) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     for noisy in ("httpx", "deepspeed", "datasets", "matplotlib", "fontTools"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
-    if not torch.cuda.is_available():
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # accelerate imports deepspeed, which else prints a warning
     try:
         main()
     except KeyboardInterrupt:
@@ -83,6 +83,8 @@ def resolve_attention(flash_attn: bool, attn_implementation: str | None) -> str 
 
 def position_limit(model: torch.nn.Module) -> int | None:
     """Tokens after which a model's learned table of positions ends (GPT-2); None where there is no table."""
+    import torch
+
     tables = [name for name, part in model.named_modules() if isinstance(part, torch.nn.Embedding)]
     learned = any(name.endswith("wpe") or "position" in name for name in tables)
     return model.config.get_text_config().max_position_embeddings if learned else None
@@ -105,6 +107,8 @@ def check_positions(model: torch.nn.Module, longest: int, max_len: int) -> None:
 @contextmanager
 def start_ranks() -> Iterator[Ranks]:
     """The processes that share an evaluation: those of deepspeed, torchrun or Slurm, else this one alone."""
+    from openrlhf.trainer.engine import under_launcher
+
     if not under_launcher():
         yield OneProcess()
         return
@@ -119,6 +123,8 @@ def start_ranks() -> Iterator[Ranks]:
 
 def start_engine(config: TrainConfig) -> Engine:
     """The engine that the flags and the launcher ask for; a dry run starts none but the launcher's."""
+    from openrlhf.trainer.engine import LocalEngine, make_engine, under_launcher
+
     if config.dry_run and not under_launcher():
         return LocalEngine()
     return make_engine(
@@ -159,6 +165,8 @@ def main_first(engine: Engine, work: Callable[[], Result]) -> Result:
 
 def training_tokenizer(config: TrainConfig):
     """Tokenizer of the model to train, with a pad token that is not EOS and the chat template asked for."""
+    from openrlhf.models.pretrained import is_adapter, load_tokenizer
+
     path = resolve_pocket_model(config.pretrain)
     if is_adapter(path):
         raise ValueError(f"--pretrain {path} is a LoRA adapter; merge it with lora_combiner and start from the result")
@@ -175,6 +183,8 @@ def training_tokenizer(config: TrainConfig):
 
 def training_plan(config: TrainConfig, engine: Engine, examples: int) -> TrainingPlan:
     """Order and number of the updates."""
+    from openrlhf.trainer.plan import TrainingPlan
+
     return TrainingPlan(
         examples=examples,
         epochs=config.max_epochs,
@@ -192,6 +202,8 @@ def loop_settings(
     keep_best: Callable[[dict[str, float]], None] | None = None,
 ) -> LoopSettings:
     """When to log, evaluate and save."""
+    from openrlhf.trainer.loop import LoopSettings
+
     return LoopSettings(
         logging_steps=config.logging_steps,
         eval_steps=config.eval_steps,
@@ -209,6 +221,8 @@ def loop_settings(
 
 def resume(engine: Engine, settings: LoopSettings, plan: TrainingPlan) -> tuple[Path | None, Progress]:
     """Restore the newest complete checkpoint if asked for; (None, start) otherwise."""
+    from openrlhf.trainer.loop import find_resume
+
     folder, progress = find_resume(engine, settings)
     if folder is not None:
         engine.load_state(folder)
@@ -221,6 +235,8 @@ def resume(engine: Engine, settings: LoopSettings, plan: TrainingPlan) -> tuple[
 
 def optimizer_settings(config: TrainConfig, plan: TrainingPlan) -> OptimizerSettings:
     """Settings of AdamW and its schedule for a plan."""
+    from openrlhf.trainer.engine import OptimizerSettings
+
     return OptimizerSettings(
         learning_rate=config.learning_rate,
         betas=(config.adam_betas[0], config.adam_betas[1]),
@@ -257,6 +273,8 @@ def open_log(config: TrainConfig, engine: Engine, command: str, resume_step: int
 
 def run_identity(config: TrainConfig, fingerprint: str) -> dict[str, Any]:
     """Settings that a resumed run must share with the one that wrote the checkpoint."""
+    from openrlhf.models.pretrained import checkpoint_fingerprint
+
     free = set(
         "save_path ckpt_path load_checkpoint s3_save_path dry_run local_rank num_proc use_wandb wandb_org wandb_group "
         "wandb_project wandb_run_name use_tensorboard logging_steps eval_steps save_steps save_hf_ckpt max_ckpt_num "

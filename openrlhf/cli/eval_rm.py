@@ -9,19 +9,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from openrlhf.cli.common import run_command, start_ranks
 from openrlhf.cli.completion_files import CompletionFile, find_completions
-from openrlhf.cli.eval_preferences import compare_preference_folders, evaluate_preferences, read_preference_sets
 from openrlhf.cli.parser import parse_config
-from openrlhf.cli.reward_checkpoint import RewardCheckpoint, find_checkpoint
 from openrlhf.evaluation.filtering import filter_by_goal
-from openrlhf.evaluation.goal_state import GoalState, QuestionGoals, load_goal
 from openrlhf.evaluation.labels import grade_completions
 from openrlhf.evaluation.metrics import prefix_index
-from openrlhf.evaluation.preference_sets import PreferenceSet
-from openrlhf.evaluation.scored_files import ScoringJob, score_jobs
 from openrlhf.evaluation.scored_rows import read_scored_sets, read_summary
 from openrlhf.evaluation.summary import PREFIX_PERCENTS, format_table, summarise_rows
 from openrlhf.trainer.config import flag
@@ -29,9 +24,14 @@ from openrlhf.utils.atomic import atomic_write_text, ensure_writable, hold_lock
 from openrlhf.utils.manifest import finish_manifest, write_manifest
 from openrlhf.utils.ranks import Ranks
 
-logger = logging.getLogger(__name__)
+if TYPE_CHECKING:  # torch and transformers take seconds to import: flags are read without them
+    from openrlhf.cli.reward_checkpoint import RewardCheckpoint
+    from openrlhf.evaluation.goal_state import GoalState, QuestionGoals
+    from openrlhf.evaluation.preference_sets import PreferenceSet
 
-Goal = GoalState | QuestionGoals
+    Goal = GoalState | QuestionGoals
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -117,6 +117,9 @@ class EvalRMConfig:
 def run(config: EvalRMConfig) -> dict[str, Any]:
     """Score, save and print; returns for each model, by name, what its summary.json holds."""
     config.validate()
+    from openrlhf.cli.eval_preferences import compare_preference_folders
+    from openrlhf.cli.reward_checkpoint import find_checkpoint
+
     checkpoints = [
         find_checkpoint(
             path,
@@ -168,6 +171,10 @@ def _evaluate(
     ranks: Ranks,
 ) -> dict[str, Any]:
     """Score everything with one model."""
+    from openrlhf.cli.eval_preferences import evaluate_preferences
+    from openrlhf.evaluation.goal_state import GoalState, QuestionGoals
+    from openrlhf.evaluation.scored_files import ScoringJob, score_jobs
+
     folder = Path(config.save_dir) / checkpoint.name
     if ranks.rank == 0:
         write_manifest(folder, "eval_rm", config, {"checkpoint": checkpoint.fingerprint})
@@ -252,6 +259,8 @@ def _graded(files: Sequence[CompletionFile]) -> list[CompletionFile]:
 def _read_preferences(config: EvalRMConfig, checkpoint: RewardCheckpoint) -> list[PreferenceSet]:
     if not config.preferences:
         return []
+    from openrlhf.cli.eval_preferences import read_preference_sets
+
     return read_preference_sets(
         config.preferences,
         checkpoint,
@@ -267,6 +276,8 @@ def _read_preferences(config: EvalRMConfig, checkpoint: RewardCheckpoint) -> lis
 
 
 def _load_goal(path: str, checkpoint: RewardCheckpoint) -> Goal:
+    from openrlhf.evaluation.goal_state import load_goal
+
     goal = load_goal(path)
     goal.check(checkpoint.fingerprint, checkpoint.name)
     same = ("template", "apply_chat_template")

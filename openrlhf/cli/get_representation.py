@@ -7,44 +7,29 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from openrlhf.cli.common import POCKET, cache_folder, resolve_pocket_model, run_command
-from openrlhf.cli.goal_inputs import (
-    GoalPart,
-    GoalResponses,
-    completion_responses,
-    is_completions,
-    preference_responses,
-    question_preference_responses,
-    rated_responses,
-)
-from openrlhf.cli.goal_resume import find_earlier
 from openrlhf.cli.parser import parse_config
-from openrlhf.cli.reward_checkpoint import RewardCheckpoint, find_checkpoint
+from openrlhf.datasets.adapters import PreferenceOptions
 from openrlhf.datasets.completions import sample_files
-from openrlhf.datasets.preference import PreferenceOptions
 from openrlhf.datasets.sources import load_rows
-from openrlhf.evaluation.goal_accumulator import SUMS_FILE, GoalSums, accumulate_states, save_sums
-from openrlhf.evaluation.goal_state import (
-    FILE_NAME,
-    GoalState,
-    QuestionGoals,
-    goal_of_sums,
-    load_goal,
-    question_goals_of_sums,
-)
-from openrlhf.evaluation.scoring import BATCH_TOKENS
-from openrlhf.models.pretrained import load_tokenizer
 from openrlhf.trainer.config import flag
 from openrlhf.utils.atomic import ensure_writable, hold_lock
 from openrlhf.utils.manifest import finish_manifest, write_manifest
 from openrlhf.utils.ranks import Ranks
 
+if TYPE_CHECKING:  # torch and transformers take seconds to import: flags are read without them
+    from openrlhf.cli.goal_inputs import GoalPart, GoalResponses
+    from openrlhf.cli.reward_checkpoint import RewardCheckpoint
+    from openrlhf.evaluation.goal_accumulator import GoalSums
+    from openrlhf.evaluation.goal_state import GoalState, QuestionGoals
+
+    Goal = GoalState | QuestionGoals
+
 logger = logging.getLogger(__name__)
 
 DEFAULT_MIN_VALUE = 3.0
-Goal = GoalState | QuestionGoals
 Result = TypeVar("Result")
 
 
@@ -125,6 +110,10 @@ def run(config: RepresentationConfig) -> list[Goal]:
 
 
 def _run(config: RepresentationConfig, ranks: Ranks) -> list[Goal]:
+    from openrlhf.cli.goal_resume import find_earlier
+    from openrlhf.evaluation.goal_state import load_goal
+    from openrlhf.models.pretrained import load_tokenizer
+
     checkpoint = _main_first(ranks, lambda: _find_checkpoint(config))
     tokenizer = load_tokenizer(checkpoint.folder)
     responses = _main_first(ranks, lambda: read_responses(config, checkpoint, tokenizer))
@@ -147,6 +136,14 @@ def read_responses(config: RepresentationConfig, checkpoint: RewardCheckpoint, t
     Raises:
         ValueError: columns or values that do not fit, or no response at all.
     """
+    from openrlhf.cli.goal_inputs import (
+        completion_responses,
+        is_completions,
+        preference_responses,
+        question_preference_responses,
+        rated_responses,
+    )
+
     rows = _load_rows(config)
     if config.attribute:
         return rated_responses(
@@ -176,6 +173,8 @@ def read_responses(config: RepresentationConfig, checkpoint: RewardCheckpoint, t
 
 
 def _find_checkpoint(config: RepresentationConfig) -> RewardCheckpoint:
+    from openrlhf.cli.reward_checkpoint import find_checkpoint
+
     return find_checkpoint(
         config.reward_model,
         input_template=config.input_template,
@@ -239,6 +238,9 @@ def _sum_responses(
     identities: Sequence[dict[str, Any]],
 ) -> GoalSums:
     """Sums over all responses; those so far are written after every window."""
+    from openrlhf.evaluation.goal_accumulator import SUMS_FILE, GoalSums, accumulate_states, save_sums
+    from openrlhf.evaluation.scoring import BATCH_TOKENS
+
     path = Path(config.save_dir) / SUMS_FILE
     if ranks.rank == 0:
         data = {part.attribute or "train": {"fingerprint": part.fingerprint, **part.counts} for part in responses.parts}
@@ -264,6 +266,9 @@ def _sum_responses(
 
 
 def _save(config: RepresentationConfig, checkpoint: RewardCheckpoint, responses: GoalResponses, sums: GoalSums) -> None:
+    from openrlhf.evaluation.goal_accumulator import SUMS_FILE
+    from openrlhf.evaluation.goal_state import goal_of_sums, question_goals_of_sums
+
     shared = {
         "template": checkpoint.template,
         "apply_chat_template": checkpoint.apply_chat_template,
@@ -296,6 +301,8 @@ def _save(config: RepresentationConfig, checkpoint: RewardCheckpoint, responses:
 def _print_goals(
     config: RepresentationConfig, responses: GoalResponses, goals: Sequence[Goal], computed: Sequence[int]
 ) -> None:
+    from openrlhf.evaluation.goal_state import FILE_NAME, QuestionGoals
+
     for number, (part, goal) in enumerate(zip(responses.parts, goals, strict=True)):
         folder = _folder(config, part)
         if isinstance(goal, QuestionGoals):

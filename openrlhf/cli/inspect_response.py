@@ -8,16 +8,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from openrlhf.cli.common import run_command
 from openrlhf.cli.parser import parse_config
-from openrlhf.cli.reward_checkpoint import RewardCheckpoint, find_checkpoint
 from openrlhf.datasets.completions import Completion, completion_to_row, read_jsonl, row_to_completion
 from openrlhf.evaluation.filtering import check_filter
-from openrlhf.evaluation.goal_state import load_goal
 from openrlhf.evaluation.heat import (
     ASCII_BARS,
     BARS,
@@ -30,10 +28,12 @@ from openrlhf.evaluation.heat import (
     token_texts,
 )
 from openrlhf.evaluation.report import write_completion_page
-from openrlhf.evaluation.scored_files import score_completions
 from openrlhf.evaluation.scored_rows import checked_row
 from openrlhf.trainer.config import flag
 from openrlhf.utils.atomic import ensure_writable
+
+if TYPE_CHECKING:  # torch and transformers take seconds to import: flags are read without them
+    from openrlhf.cli.reward_checkpoint import RewardCheckpoint
 
 
 @dataclass(frozen=True)
@@ -98,6 +98,8 @@ def run(config: InspectConfig) -> dict[str, Any]:
         row = read_row(config.file, config.row)
     label = f"{Path(config.file).name}, line {config.row}" if config.file else ""
     if config.reward_model_path is not None:
+        from openrlhf.cli.reward_checkpoint import find_checkpoint
+
         checkpoint = find_checkpoint(
             config.reward_model_path,
             input_template=config.input_template,
@@ -141,6 +143,9 @@ def read_row(path: str, number: int) -> dict[str, Any]:
 
 def score(checkpoint: RewardCheckpoint, completion: Completion, config: InspectConfig) -> dict[str, Any]:
     """Scored row of one completion."""
+    from openrlhf.evaluation.goal_state import load_goal
+    from openrlhf.evaluation.scored_files import score_completions
+
     goal = None
     if config.goal_state_path is not None:
         goal = load_goal(config.goal_state_path)

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from openrlhf.cli.common import run_command
 from openrlhf.cli.parser import parse_config
 from openrlhf.cli.run_folder import check_replaceable, replaced_folder
@@ -42,6 +40,8 @@ def run(config: LoraCombinerConfig) -> None:
     base = json.loads((Path(config.lora_path) / "adapter_config.json").read_text())["base_model_name_or_path"]
     check_replaceable(config.output_path, inputs=[config.lora_path, base])
     ensure_writable(config.output_path)
+    import torch  # takes seconds, as does the next; flags are read without them
+
     from openrlhf.models.lora import merge_adapter
 
     with replaced_folder(config.output_path) as folder:

@@ -6,12 +6,10 @@ import argparse
 import dataclasses
 import difflib
 import sys
+import types
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
-
-import yaml
-from transformers import HfArgumentParser
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 Config = TypeVar("Config")
 
@@ -28,8 +26,41 @@ class FlagFormatter(argparse.ArgumentDefaultsHelpFormatter):
             action.option_strings = spellings
 
 
-class FlagParser(HfArgumentParser):
-    """HfArgumentParser without abbreviations, whose error on an unknown flag names the nearest known one."""
+class FlagParser(argparse.ArgumentParser):
+    """Flags of a configuration dataclass, as transformers' HfArgumentParser makes them, without its import.
+
+    Every field is a flag with underscores, with dashes, and under the aliases of its metadata. No abbreviations; the
+    error on an unknown flag names the nearest known one.
+    """
+
+    def __init__(self, config_class: type, **settings: Any) -> None:
+        super().__init__(allow_abbrev=False, formatter_class=FlagFormatter, **settings)
+        hints = get_type_hints(config_class)
+        for field in dataclasses.fields(config_class):
+            if field.init:
+                self.add_field(field, hints[field.name])
+
+    def add_field(self, field: dataclasses.Field, hint: Any) -> None:
+        """Add the flag of one field; a switch that is on by default also gets ``--no_NAME``.
+
+        Args:
+            hint: text, number, bool, list of them, Literal, or one of these or None.
+        Raises:
+            TypeError: another type.
+        """
+        spellings = dict.fromkeys([f"--{field.name}", f"--{field.name.replace('_', '-')}"])
+        spellings |= dict.fromkeys(field.metadata.get("aliases", ()))
+        settings: dict[str, Any] = {"help": field.metadata.get("help"), **_reading(hint, field)}
+        if field.default is not dataclasses.MISSING:
+            settings["default"] = field.default
+        elif field.default_factory is not dataclasses.MISSING:
+            settings["default"] = field.default_factory()
+        else:
+            settings["required"] = True
+        self.add_argument(*spellings, **settings)
+        if field.default is True:
+            off = dict.fromkeys([f"--no_{field.name}", f"--no-{field.name.replace('_', '-')}"])
+            self.add_argument(*off, action="store_false", dest=field.name, default=True, help=argparse.SUPPRESS)
 
     def known_flags(self) -> list[str]:
         """Every accepted spelling."""
@@ -50,10 +81,37 @@ class FlagParser(HfArgumentParser):
         return f"unknown flag {name}{hint}"
 
 
+def _reading(hint: Any, field: dataclasses.Field) -> dict[str, Any]:
+    """How argparse reads the words of one flag."""
+    if get_origin(hint) in (Union, types.UnionType):
+        hint, *others = [kind for kind in get_args(hint) if kind is not type(None)]
+        if others:
+            raise TypeError(f"flag {field.name}: expected one type, or one type or None, got {field.type}")
+    if get_origin(hint) is Literal:
+        named = {str(choice): choice for choice in get_args(hint)}
+        return {"choices": get_args(hint), "type": lambda word: named.get(word, word)}
+    if get_origin(hint) is list:
+        return {"type": get_args(hint)[0], "nargs": "+"}
+    if hint is bool:
+        return {"type": read_switch, "nargs": "?", "const": True}
+    if hint not in (str, int, float):
+        raise TypeError(f"flag {field.name}: no way to read {field.type} from a word")
+    return {"type": hint}
+
+
+def read_switch(word: str) -> bool:
+    """The value after a switch, in the usual spellings of true and false."""
+    if word.lower() in ("yes", "true", "t", "y", "1"):
+        return True
+    if word.lower() in ("no", "false", "f", "n", "0"):
+        return False
+    raise argparse.ArgumentTypeError(f"expected true or false (yes or no, 1 or 0), got {word!r}")
+
+
 def build_parser(config_class: type[Config], description: str | None = None) -> FlagParser:
     """Parser of one configuration dataclass; ``--config FILE`` sets defaults that flags override."""
     doc = description or (config_class.__doc__ or "").strip().split("\n")[0]
-    parser = FlagParser(config_class, description=doc, allow_abbrev=False, formatter_class=FlagFormatter)
+    parser = FlagParser(config_class, description=doc)
     parser.add_argument("--config", metavar="FILE", help="YAML file with flag names and values; flags override it")
     return parser
 
@@ -71,7 +129,7 @@ def parse_config(
     parser = build_parser(config_class, description)
     try:
         values = _config_file_values(parser, config_class, argv)
-    except (OSError, ValueError, yaml.YAMLError) as error:
+    except (OSError, ValueError) as error:
         parser.error(str(error))
     for action in parser._actions:
         if action.dest in values:
@@ -94,7 +152,12 @@ def _config_file_values(parser: FlagParser, config_class: type, argv: list[str])
             file = word.split("=", 1)[1]
     if file is None:
         return {}
-    loaded = yaml.safe_load(Path(file).read_text(encoding="utf-8")) or {}
+    import yaml
+
+    try:
+        loaded = yaml.safe_load(Path(file).read_text(encoding="utf-8")) or {}
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from error
     if not isinstance(loaded, dict):
         raise ValueError(f"{file}: expected 'flag: value' lines, got {type(loaded).__name__}")
     words = []

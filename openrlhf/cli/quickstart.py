@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,19 +19,18 @@ from openrlhf.cli import train_rm
 from openrlhf.cli.common import POCKET, cache_folder, resolve_pocket_model, run_command
 from openrlhf.cli.parser import parse_config
 from openrlhf.evaluation.filtering import filter_tradeoff
-from openrlhf.evaluation.goal_state import GoalState, compute_goal_state
 from openrlhf.evaluation.metrics import auroc, auroc_interval, paired_auroc_difference, prefix_scores
 from openrlhf.evaluation.paired import compare_all
 from openrlhf.evaluation.plots import plot_quickstart
 from openrlhf.evaluation.report import write_report
-from openrlhf.evaluation.sampling import pocket_completions
-from openrlhf.evaluation.scored_files import score_completions
 from openrlhf.evaluation.summary import summarise_rows
 from openrlhf.evaluation.threshold_choice import threshold_at_equal_accuracy
-from openrlhf.models.pretrained import checkpoint_fingerprint, load_reward_model, load_tokenizer
 from openrlhf.trainer.config import TrainRMConfig, flag
 from openrlhf.utils.checkpoint import atomic_write_text, ensure_writable
 from openrlhf.utils.manifest import finish_manifest, write_manifest
+
+if TYPE_CHECKING:  # torch and transformers take seconds to import: flags are read without them
+    from openrlhf.evaluation.goal_state import GoalState
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +60,8 @@ class QuickstartConfig:
 
 def train_models(config: QuickstartConfig, seed: int, folder: Path) -> None:
     """Train both strategies from the same start on the same pairs with the same steps; finished ones are kept."""
+    from openrlhf.models.pretrained import checkpoint_fingerprint
+
     for strategy in ("vanilla", "contrastive"):
         settings = TrainRMConfig(
             pretrain=POCKET,
@@ -92,6 +93,8 @@ def train_models(config: QuickstartConfig, seed: int, folder: Path) -> None:
 @lru_cache(maxsize=1)  # both models of a seed are asked for the same pairs
 def chosen_sequences(seed: int, max_pairs: int | None) -> list[list[int]]:
     """Token ids of prompt and chosen response of every training pair."""
+    from openrlhf.models.pretrained import load_tokenizer
+
     settings = TrainRMConfig(pretrain=POCKET, dataset=POCKET, seed=seed, max_len=256, max_samples=max_pairs)
     pairs, _ = train_rm.load_pairs(settings, load_tokenizer(resolve_pocket_model(POCKET)))
     return [[*pairs[i].prompt_ids, *pairs[i].chosen_ids] for i in range(len(pairs))]
@@ -99,6 +102,10 @@ def chosen_sequences(seed: int, max_pairs: int | None) -> list[list[int]]:
 
 def score_all(config: QuickstartConfig, seed: int, folder: Path) -> dict[str, dict[str, list[dict[str, Any]]]]:
     """Scored rows by model and split; goal states are computed on the way."""
+    from openrlhf.evaluation.sampling import pocket_completions
+    from openrlhf.evaluation.scored_files import score_completions
+    from openrlhf.models.pretrained import checkpoint_fingerprint, load_reward_model, load_tokenizer
+
     policy = resolve_pocket_model(POCKET)
     completions = {
         split: pocket_completions(
@@ -131,6 +138,8 @@ def score_all(config: QuickstartConfig, seed: int, folder: Path) -> dict[str, di
 
 def goal_of(config: QuickstartConfig, model, seed: int, folder: Path, fingerprint: str) -> GoalState:
     """Goal state of a checkpoint, read when it was computed before."""
+    from openrlhf.evaluation.goal_state import GoalState, compute_goal_state
+
     if (folder / "goal_state.npy").is_file():
         goal = GoalState.load(folder / "goal_state.npy")
         if goal.checkpoint == fingerprint:

@@ -7,14 +7,17 @@ import re
 from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from openrlhf.trainer.config import TrainConfig
-from openrlhf.trainer.engine import Engine
 from openrlhf.utils.checkpoint import atomic_dir, clean_stale, ensure_writable, list_checkpoints, require_free_space
 from openrlhf.utils.run_log import RUN_FILES
 from openrlhf.utils.storage import check_s3_target, upload_dir
+
+if TYPE_CHECKING:  # torch takes seconds to import; flags are read without it
+    import torch
+
+    from openrlhf.trainer.engine import Engine
 
 logger = logging.getLogger(__name__)
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from openrlhf.datasets.preference import PreferenceData
 from openrlhf.datasets.sources import load_rows, split_rows
 from openrlhf.trainer.config import TrainConfig
+
+if TYPE_CHECKING:  # torch takes seconds to import; flags are read without it
+    from openrlhf.datasets.preference import PreferenceData
 
 logger = logging.getLogger(__name__)
 

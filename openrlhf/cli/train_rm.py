@@ -7,10 +7,7 @@ import logging
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
-
-import torch
-from transformers import AutoConfig
+from typing import TYPE_CHECKING, Any
 
 from openrlhf.cli.common import (
     POCKET,
@@ -36,16 +33,14 @@ from openrlhf.cli.parser import parse_config
 from openrlhf.cli.run_folder import check_outputs, check_room, publish_model, upload_result
 from openrlhf.cli.splits import load_splits, refuse_training_rows, warn_of_shared_prompts
 from openrlhf.datasets.adapters import PreferenceOptions
-from openrlhf.datasets.preference import PreferenceData, prepare_preferences
-from openrlhf.models.losses import PAIR_LOSSES
-from openrlhf.models.pretrained import fit_embedding, load_reward_model, save_reward_model
-from openrlhf.models.reward_model import RewardModel, read_settings
 from openrlhf.trainer.config import TrainRMConfig, validate
-from openrlhf.trainer.engine import Engine
-from openrlhf.trainer.loop import run_training
-from openrlhf.trainer.reward_trainer import ContrastiveSettings, RewardTrainer
 from openrlhf.utils.manifest import write_manifest
 from openrlhf.utils.run_log import seed_everything
+
+if TYPE_CHECKING:  # torch and transformers take seconds to import: flags are read without them
+    from openrlhf.datasets.preference import PreferenceData
+    from openrlhf.models.reward_model import RewardModel
+    from openrlhf.trainer.engine import Engine
 
 logger = logging.getLogger(__name__)
 
@@ -91,6 +86,8 @@ def pair_rows(config: TrainRMConfig):
 
 def load_pairs(config: TrainRMConfig, tokenizer) -> tuple[PreferenceData, PreferenceData | None]:
     """Tokenised training and evaluation pairs."""
+    from openrlhf.datasets.preference import prepare_preferences
+
     is_pocket = config.dataset == POCKET
     train_rows, eval_rows = pair_rows(config)
     options = PreferenceOptions(
@@ -118,6 +115,12 @@ def load_pairs(config: TrainRMConfig, tokenizer) -> tuple[PreferenceData, Prefer
 
 def load_model(config: TrainRMConfig, engine: Engine, tokenizer) -> tuple[RewardModel, Any]:
     """The model to train and, with LoRA, its PEFT wrapper."""
+    import torch
+    from transformers import AutoConfig
+
+    from openrlhf.models.pretrained import fit_embedding, load_reward_model
+    from openrlhf.models.reward_model import read_settings
+
     quantization = four_bit_settings(config.use_bf16) if config.load_in_4bit else None
     path = resolve_pocket_model(config.pretrain)
     recorded = read_settings(AutoConfig.from_pretrained(path)).get("value_head")
@@ -154,6 +157,7 @@ def load_model(config: TrainRMConfig, engine: Engine, tokenizer) -> tuple[Reward
 
 def four_bit_settings(bf16: bool):
     """NF4 settings for bitsandbytes; an error that names the package where it is absent."""
+    import torch
     from transformers import BitsAndBytesConfig
     from transformers.utils import is_bitsandbytes_available
 
@@ -195,6 +199,10 @@ class ModelWriter:
 
     def write(self, folder: Path, figures: dict[str, float] | None = None) -> None:
         """Fill ``folder`` (made when absent) in the main process. Collective."""
+        import torch
+
+        from openrlhf.models.pretrained import save_reward_model
+
         state = self.engine.state_dict()
         if state is None:
             return
@@ -230,6 +238,10 @@ def run(config: TrainRMConfig) -> dict[str, float]:
 
 
 def _run(config: TrainRMConfig, engine: Engine) -> dict[str, float]:
+    from openrlhf.models.losses import PAIR_LOSSES
+    from openrlhf.trainer.loop import run_training
+    from openrlhf.trainer.reward_trainer import ContrastiveSettings, RewardTrainer
+
     seed_everything(config.seed, config.full_determinism)
     if not config.dry_run:
         main_only(engine, partial(check_outputs, config))

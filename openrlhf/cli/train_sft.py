@@ -6,9 +6,7 @@ import logging
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-
-import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from typing import TYPE_CHECKING
 
 from openrlhf.cli.common import (
     POCKET,
@@ -31,15 +29,13 @@ from openrlhf.cli.model_card import policy_card
 from openrlhf.cli.parser import parse_config
 from openrlhf.cli.run_folder import check_outputs, check_room, publish_model
 from openrlhf.cli.splits import load_splits, refuse_training_rows
-from openrlhf.datasets.sft import SFTData, SFTOptions, prepare_sft
-from openrlhf.models.pretrained import finish_export, quiet_loading
-from openrlhf.models.reward_model import disable_dropout
 from openrlhf.trainer.config import TrainSFTConfig, validate
-from openrlhf.trainer.engine import Engine
-from openrlhf.trainer.loop import run_training
-from openrlhf.trainer.sft_trainer import SFTTrainer
 from openrlhf.utils.manifest import write_manifest
 from openrlhf.utils.run_log import seed_everything
+
+if TYPE_CHECKING:  # torch and transformers take seconds to import: flags are read without them
+    from openrlhf.datasets.sft import SFTData
+    from openrlhf.trainer.engine import Engine
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +58,8 @@ def pocket_rows(config: TrainSFTConfig):
 
 def load_data(config: TrainSFTConfig, tokenizer) -> tuple[SFTData, SFTData | None]:
     """Tokenised training and evaluation rows."""
+    from openrlhf.datasets.sft import SFTOptions, prepare_sft
+
     is_pocket = config.dataset == POCKET
     train_rows, eval_rows = pocket_rows(config) if is_pocket else load_splits(config, config.input_key)
     options = SFTOptions(
@@ -80,6 +78,12 @@ def load_data(config: TrainSFTConfig, tokenizer) -> tuple[SFTData, SFTData | Non
 
 def load_policy(config: TrainSFTConfig, engine: Engine, tokenizer):
     """The language model to train, without dropout."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from openrlhf.models.pretrained import quiet_loading
+    from openrlhf.models.reward_model import disable_dropout
+
     path = resolve_pocket_model(config.pretrain)
     model_config = AutoConfig.from_pretrained(path)
     disable_dropout(model_config)
@@ -101,12 +105,16 @@ def load_policy(config: TrainSFTConfig, engine: Engine, tokenizer):
 
 def write_policy(config: TrainSFTConfig, engine: Engine, model, tokenizer, folder: Path) -> None:
     """Fill ``folder`` with an ordinary language-model checkpoint. Collective."""
+    import torch
+
+    from openrlhf.models.pretrained import finish_export, quiet_loading, without_deepspeed
+
     state = engine.state_dict()
     if state is None:
         return
     folder.mkdir(parents=True, exist_ok=True)
     dtype = torch.bfloat16 if config.use_bf16 else torch.float32
-    with quiet_loading():
+    with quiet_loading(), without_deepspeed():
         model.save_pretrained(folder, state_dict={name: value.to(dtype) for name, value in state.items()})
     tokenizer.save_pretrained(folder)
     finish_export(folder, dtype)
@@ -129,6 +137,9 @@ def run(config: TrainSFTConfig) -> dict[str, float]:
 
 
 def _run(config: TrainSFTConfig, engine: Engine) -> dict[str, float]:
+    from openrlhf.trainer.loop import run_training
+    from openrlhf.trainer.sft_trainer import SFTTrainer
+
     seed_everything(config.seed, config.full_determinism)
     if not config.dry_run:
         main_only(engine, partial(check_outputs, config))

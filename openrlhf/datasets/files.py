@@ -13,12 +13,12 @@ import sys
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import datasets
-
-from openrlhf.datasets.columns import ColumnTypes, align_features, write_arrow
 from openrlhf.datasets.jsonl import OnBadRow, read_jsonl, without_lone_surrogates, write_jsonl
+
+if TYPE_CHECKING:  # the package takes a second to import; text files are read without it
+    import datasets
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +45,10 @@ def load_files(paths: list[Path], on_bad_row: OnBadRow = "error") -> datasets.Da
     Raises:
         ValueError: a file of another kind, or one that cannot be read, named by file and line.
     """
+    import datasets
+
+    from openrlhf.datasets.columns import align_features
+
     unknown = [path for path in paths if not path.name.endswith(FILE_SUFFIXES)]
     if unknown:
         raise ValueError(f"{unknown[0]}: expected a file name ending in {', '.join(FILE_SUFFIXES)}")
@@ -67,6 +71,8 @@ def read_records(
 
 
 def _load_columnar(path: Path) -> datasets.Dataset:
+    import datasets
+
     kind = path.suffix[1:]
     try:
         return datasets.load_dataset(kind, data_files=[str(path.resolve())], split="train")
@@ -75,6 +81,10 @@ def _load_columnar(path: Path) -> datasets.Dataset:
 
 
 def _load_converted(paths: list[Path], on_bad_row: OnBadRow) -> datasets.Dataset:
+    import datasets
+
+    from openrlhf.datasets.columns import ColumnTypes, write_arrow
+
     states = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
     key = hashlib.blake2b(json.dumps([_READERS_VERSION, on_bad_row, states]).encode(), digest_size=16).hexdigest()
     arrow = Path(datasets.config.HF_DATASETS_CACHE) / "openrlhf" / "rows" / f"{key}.arrow"

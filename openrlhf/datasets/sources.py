@@ -9,14 +9,15 @@ import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import datasets
 import numpy as np
-import pyarrow as pa
 
-from openrlhf.datasets.columns import align_features
 from openrlhf.datasets.files import FILE_SUFFIXES, load_files
 from openrlhf.datasets.jsonl import OnBadRow
+
+if TYPE_CHECKING:  # the package takes a second to import; flags are read without it
+    import datasets
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +64,10 @@ def load_rows(
         ValueError: a source that does not exist or has no such split, bad probs, no rows at all.
         RuntimeError: the hub does not answer.
     """
+    import datasets
+
+    from openrlhf.datasets.columns import align_features
+
     names = [name.strip() for name in spec.split(",")]
     if not all(names):
         raise ValueError(f"dataset: expected a source or a comma list of sources, got {spec!r} with an empty entry")
@@ -163,6 +168,8 @@ def split_rows(
 
 def fingerprint_rows(dataset: datasets.Dataset) -> str:
     """Hex digest of column names, types, values and row order; 32 characters."""
+    import pyarrow as pa
+
     digest = hashlib.blake2b(str(dataset.features).encode(), digest_size=16)
     for table in dataset.with_format("arrow").iter(batch_size=5000):
         sink = pa.BufferOutputStream()
@@ -200,6 +207,8 @@ def _load_source(name: str, split: str, on_bad_row: OnBadRow) -> datasets.Datase
 
 
 def _load_folder(folder: Path, split: str, on_bad_row: OnBadRow) -> datasets.Dataset:
+    import datasets
+
     if (folder / "dataset_dict.json").exists() or (folder / "state.json").exists():
         saved = datasets.load_from_disk(str(folder))
         if isinstance(saved, datasets.Dataset):
@@ -245,6 +254,8 @@ def _looks_like_path(name: str) -> bool:
 
 
 def _load_hub(name: str, subset: str, split: str) -> datasets.Dataset:
+    import datasets
+
     try:
         config, folder = None, None
         if subset:

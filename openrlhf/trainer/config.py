@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from openrlhf.models.goal_contrastive import CONTRASTIVE_STRATEGIES, REDUCTIONS
-from openrlhf.models.losses import PAIR_LOSSES
-from openrlhf.models.reward_model import VALUE_HEADS
-
+# The names in the tables of openrlhf.models, whose import takes seconds; a test keeps them equal.
+PAIR_LOSSES = ("sigmoid", "logexp")
+CONTRASTIVE_STRATEGIES = ("cosine", "cosine_avg")
+REDUCTIONS = ("pair", "original")
+VALUE_HEADS = ("linear", "mlp")
 SCHEDULERS = frozenset(  # schedules of transformers that need nothing but the number of steps
     "linear cosine cosine_with_restarts polynomial constant constant_with_warmup inverse_sqrt "
     "cosine_with_min_lr".split()

@@ -16,8 +16,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from openrlhf.utils.atomic import atomic_write_text
 
 MANIFEST_NAME = "manifest.json"
@@ -182,6 +180,8 @@ def _git(root: Path, *arguments: str) -> str:
 
 
 def _hardware() -> dict[str, Any]:
+    import torch  # takes seconds; flags are read without it
+
     memory = None
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
         memory = round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1)

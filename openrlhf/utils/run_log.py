@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from tqdm import tqdm
 
 from openrlhf.utils.atomic import atomic_write_bytes, atomic_write_text
@@ -44,6 +43,8 @@ def seed_everything(seed: int, full_determinism: bool = False) -> None:
     full_determinism also asks torch for deterministic kernels, which are slower on a GPU; call it before the first CUDA
     operation, or cuBLAS keeps its non-deterministic workspace.
     """
+    import torch  # takes seconds; flags are read without it
+
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
@@ -260,11 +261,9 @@ def _cut_metrics(path: Path, last_step: int) -> None:
 
 
 def _to_number(name: str, value: Any) -> float | int | None:
-    if isinstance(value, torch.Tensor | np.ndarray):
+    if hasattr(value, "shape"):  # of torch or numpy, whose plain numbers have one too
         if math.prod(value.shape) != 1:
             raise ValueError(f"metric {name!r}: expected one number, got shape {tuple(value.shape)}; reduce it first")
-        value = value.item()
-    if isinstance(value, np.generic):
         value = value.item()
     if value is None or isinstance(value, int):
         return value

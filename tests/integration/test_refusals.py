@@ -5,9 +5,9 @@ import json
 import pytest
 import torch
 
-from openrlhf.cli import train_rm
 from openrlhf.cli.splits import usual_eval_split
 from openrlhf.models.pretrained import load_reward_model
+from openrlhf.trainer.reward_trainer import RewardTrainer
 from tests.runs import train, write_pairs
 from tests.tiny import save_tiny_causal_lm
 
@@ -65,7 +65,7 @@ def test_old_checkpoints_are_not_mixed_with_a_new_run(start, pairs, tmp_path):
 
 
 def test_a_diverged_run_stops_before_anything_is_saved(start, pairs, tmp_path, monkeypatch):
-    real_step = train_rm.RewardTrainer.train_step
+    real_step = RewardTrainer.train_step
 
     def poisoned(self, step):
         if step == 3:
@@ -73,7 +73,7 @@ def test_a_diverged_run_stops_before_anything_is_saved(start, pairs, tmp_path, m
                 self.engine.model.network.score.weight.fill_(float("nan"))
         return real_step(self, step)
 
-    monkeypatch.setattr(train_rm.RewardTrainer, "train_step", poisoned)
+    monkeypatch.setattr(RewardTrainer, "train_step", poisoned)
     with pytest.raises(RuntimeError, match="nan at step 4"):
         train(start, pairs, tmp_path / "out", save_steps=1, logging_steps=5)
     newest = sorted(p.name for p in (tmp_path / "out-checkpoints").iterdir())[-1]
@@ -97,9 +97,7 @@ def test_rows_beyond_a_position_table_are_refused(tmp_path):
 
 
 def test_two_runs_into_one_folder_are_refused(start, pairs, tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        train_rm.RewardTrainer, "evaluate", lambda self: train(start, pairs, tmp_path / "out", max_epochs=1)
-    )
+    monkeypatch.setattr(RewardTrainer, "evaluate", lambda self: train(start, pairs, tmp_path / "out", max_epochs=1))
     with pytest.raises(ValueError, match="another run"):
         train(start, pairs, tmp_path / "out", max_epochs=1)
 

@@ -1,16 +1,19 @@
 """Whole training runs of tiny models on the CPU."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
-from openrlhf.cli import lora_combiner, train_rm, train_sft
+from openrlhf.cli import lora_combiner, train_sft
 from openrlhf.models.pretrained import load_reward_model, load_tokenizer
 from openrlhf.models.reward_model import read_settings
+from openrlhf.trainer.reward_trainer import RewardTrainer
 from openrlhf.utils.storage import download_dir
-from tests.runs import arguments, curve, largest_difference, train, weights, write_pairs
+from tests.runs import ROOT, arguments, curve, largest_difference, train, weights, write_pairs
 from tests.tiny import save_tiny_causal_lm, tiny_reward_model, tiny_tokenizer
 
 
@@ -105,14 +108,14 @@ class Stop(Exception):
 
 def stop_at(stop: int, monkeypatch) -> None:
     """Make the training step of update ``stop`` (from 0) end the run."""
-    real_step = train_rm.RewardTrainer.train_step
+    real_step = RewardTrainer.train_step
 
     def step_or_stop(self, step):
         if step == stop:
             raise Stop
         return real_step(self, step)
 
-    monkeypatch.setattr(train_rm.RewardTrainer, "train_step", step_or_stop)
+    monkeypatch.setattr(RewardTrainer, "train_step", step_or_stop)
 
 
 def test_resume_equals_the_unbroken_run(start, pairs, tmp_path, monkeypatch):
@@ -169,8 +172,8 @@ def test_margin_is_used_only_when_asked_for(start, tmp_path):
 
 def test_best_model_is_kept(start, pairs, tmp_path, monkeypatch):
     losses = iter([0.5, 0.2, 0.9, 0.8])
-    real = train_rm.RewardTrainer.evaluate
-    monkeypatch.setattr(train_rm.RewardTrainer, "evaluate", lambda self: {**real(self), "loss": next(losses)})
+    real = RewardTrainer.evaluate
+    monkeypatch.setattr(RewardTrainer, "evaluate", lambda self: {**real(self), "loss": next(losses)})
     train(start, pairs, tmp_path / "best", max_epochs=4, save_best=True)
     monkeypatch.undo()
     train(start, pairs, tmp_path / "all", max_epochs=4, save_steps=10, save_hf_ckpt=True)
@@ -323,3 +326,25 @@ def test_module_is_importable_from_examples(start, pairs, tmp_path):
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
     assert "10 optimizer steps of 8" in out
+
+
+def test_one_process_runs_do_not_import_deepspeed(tmp_path):
+    """accelerate would import it when a model is saved; it takes seconds and prints a warning on a CPU."""
+    start, data = save_tiny_causal_lm(tmp_path / "start"), write_pairs(tmp_path / "d.jsonl", 16)
+    program = (
+        "import json, sys\n"
+        "from openrlhf.cli import train_rm, train_sft\n"
+        "for words in json.loads(sys.argv[1]):\n"
+        "    {'rm': train_rm, 'sft': train_sft}[words[0]].main(words[1:])\n"
+        "assert 'torch' in sys.modules and 'deepspeed' not in sys.modules\n"
+    )
+    short = {"max_epochs": 1, "eval_fraction": 0.25}
+    runs = [
+        ["rm", *arguments(start, data, tmp_path / "full", save_steps=1, **short)],
+        ["rm", *arguments(start, data, tmp_path / "lora", lora_rank=2, **short)],
+        ["sft", *arguments(start, data, tmp_path / "sft", reward_model_strategy=None, output_key="correct", **short)],
+    ]
+    command = [sys.executable, "-c", program, json.dumps([[str(word) for word in words] for words in runs])]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert all((tmp_path / name / "manifest.json").is_file() for name in ("full", "lora", "sft"))

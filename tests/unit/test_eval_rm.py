@@ -445,7 +445,7 @@ def test_a_failed_run_says_so_in_its_manifest(world, capsys, monkeypatch):
     def fail(*_, **__):
         raise RuntimeError("broken off")
 
-    monkeypatch.setattr(eval_rm, "score_jobs", fail)
+    monkeypatch.setattr("openrlhf.evaluation.scored_files.score_jobs", fail)
     with pytest.raises(SystemExit):
         evaluate(world, "--vanilla")
     assert "error: broken off" in capsys.readouterr().err

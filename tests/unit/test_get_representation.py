@@ -13,7 +13,9 @@ import pytest
 import torch
 
 from openrlhf.cli import get_representation
+from openrlhf.cli.reward_checkpoint import RewardCheckpoint
 from openrlhf.datasets.attributes import attribute_columns, rated_at_least
+from openrlhf.evaluation import goal_accumulator
 from openrlhf.evaluation.goal_state import GoalState, QuestionGoals, load_goal
 from openrlhf.models.pretrained import checkpoint_fingerprint, save_reward_model
 from tests.tiny import tiny_reward_model, tiny_tokenizer
@@ -86,7 +88,7 @@ def refuse_loading(monkeypatch):
 def test_attributes_are_made_in_one_pass_and_equal_separate_runs(model_folder, tmp_path, monkeypatch, capsys):
     data = write(tmp_path / "rated.jsonl", rated_rows())
     read = []
-    load = get_representation.RewardCheckpoint.load
+    load = RewardCheckpoint.load
 
     def counting_load(self, *arguments):
         model, tokenizer = load(self, *arguments)
@@ -94,7 +96,7 @@ def test_attributes_are_made_in_one_pass_and_equal_separate_runs(model_folder, t
         model.forward = lambda ids, mask: (read.append(len(ids)), forward(ids, mask))[1]
         return model, tokenizer
 
-    monkeypatch.setattr(get_representation.RewardCheckpoint, "load", counting_load)
+    monkeypatch.setattr(RewardCheckpoint, "load", counting_load)
     names = ["helpfulness", "correctness", "all_categories_good"]
     together = make(model_folder, data, tmp_path / "g", "--attribute", *names, "--min_value", 3)
     wanted = {
@@ -214,7 +216,7 @@ def test_a_killed_run_goes_on_with_what_it_has_summed(model_folder, tmp_path, mo
     data = write(tmp_path / "rated.jsonl", rated_rows(40))
     names = ["--attribute", "helpfulness", "correctness", "--batch_tokens", "32"]
     whole = make(model_folder, data, tmp_path / "whole", *names)
-    save, windows = get_representation.save_sums, []
+    save, windows = goal_accumulator.save_sums, []
 
     def stop_after_three(path, sums, identity):
         save(path, sums, identity)
@@ -222,7 +224,7 @@ def test_a_killed_run_goes_on_with_what_it_has_summed(model_folder, tmp_path, mo
         if len(windows) == 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(get_representation, "save_sums", stop_after_three)
+    monkeypatch.setattr(goal_accumulator, "save_sums", stop_after_three)
     with pytest.raises(KeyboardInterrupt):
         make(model_folder, data, tmp_path / "g", *names)
     assert not list((tmp_path / "g").glob("*/goal_state.npy"))
