@@ -109,6 +109,7 @@ class PreferenceData:
         counts: "read", "kept" (truncated ones included), "truncated", and one entry for each reason that dropped rows.
         fingerprint: of rows, tokenizer and options: equal for equal pairs.
         options: as they were used: with format, keys and template filled in.
+        parts: (N, 3) int64 tokens of prompt, chosen and rejected response of each pair.
         lengths: (N,) int64 tokens of the longer sequence (prompt + response) of each pair.
         has_margin: whether any row has a margin; rows without one then count as 0.
     """
@@ -130,11 +131,9 @@ class PreferenceData:
         self.fingerprint = fingerprint
         self.options = options
         self.has_margin = table.column("margin").null_count < len(reasons)
-        prompt, chosen, rejected = (
-            np.asarray(pc.list_value_length(table.column(name)))
-            for name in ("prompt_ids", "chosen_ids", "rejected_ids")
-        )
-        self.lengths: np.ndarray = (prompt + np.maximum(chosen, rejected))[self._positions].astype(np.int64)
+        columns = [pc.list_value_length(table.column(name)) for name in ("prompt_ids", "chosen_ids", "rejected_ids")]
+        self.parts: np.ndarray = np.stack(columns, axis=1)[self._positions].astype(np.int64)
+        self.lengths: np.ndarray = self.parts[:, 0] + self.parts[:, 1:].max(axis=1)
 
     def __len__(self) -> int:
         return len(self._positions)

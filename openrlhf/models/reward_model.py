@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from openrlhf.models.functional import last_valid_index, position_ids_from_mask
+from openrlhf.models.packed import PackedRows, attention_bias, unpack, visible_tokens
 
 SETTINGS_KEY = "goal_reward"
 VALUE_HEADS = ("linear", "mlp")
@@ -32,8 +33,13 @@ class RewardOutput:
     aux_loss: Tensor | None = None  # () load-balancing loss of a mixture-of-experts model, when asked for
 
 
+def at_least_float32(x: Tensor) -> Tensor:
+    """The tensor in float32 or better."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 class LinearHead(nn.Linear):
-    """Value head H -> 1 without bias, in float32 whatever dtype the backbone computes in.
+    """Value head H -> 1 without bias, in float32 (or better) whatever dtype the backbone computes in.
 
     A bfloat16 product would round rewards before they are compared: small margins would become ties.
     """
@@ -45,7 +51,7 @@ class LinearHead(nn.Linear):
     def forward(self, hidden_states: Tensor) -> Tensor:
         """(..., H) -> (..., 1) float32."""
         with torch.autocast(hidden_states.device.type, enabled=False):
-            return F.linear(hidden_states.float(), self.weight.float())
+            return F.linear(at_least_float32(hidden_states), at_least_float32(self.weight))
 
 
 class MLPHead(nn.Module):
@@ -64,7 +70,8 @@ class MLPHead(nn.Module):
     def forward(self, hidden_states: Tensor) -> Tensor:
         """(..., H) -> (..., 1) float32."""
         with torch.autocast(hidden_states.device.type, enabled=False):
-            hidden = F.gelu(F.linear(hidden_states.float(), self.weight.float(), self.bias.float()))
+            weight, bias = at_least_float32(self.weight), at_least_float32(self.bias)
+            hidden = F.gelu(F.linear(at_least_float32(hidden_states), weight, bias))
             return self.out(hidden)
 
 
@@ -106,15 +113,19 @@ class RewardModel(nn.Module):
         """
         return min(rotary_kinds(self.config).values(), default=None)
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> RewardOutput:
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, packed: PackedRows | None = None) -> RewardOutput:
         """Score B sequences.
 
         Args:
             input_ids: (B, S) int64, padded on either side.
             attention_mask: (B, S) bool or 0/1, 1 on real tokens.
+            packed: the same sequences as pairs in rows that share what they begin with: computed instead, with the same
+                result on real tokens (:func:`~openrlhf.models.packed.pack_pairs`).
         Raises:
-            ValueError: a row without a real token.
+            ValueError: a row without a real token, or packed rows and a load-balancing loss, which counts every token.
         """
+        if packed is not None:
+            return self._forward_packed(packed, attention_mask)
         extra = {"output_router_logits": True} if self.with_aux_loss else {}
         outputs = self.network.base_model(
             input_ids=input_ids,
@@ -124,11 +135,26 @@ class RewardModel(nn.Module):
             **extra,
         )
         hidden_states = outputs.last_hidden_state
-        values = self.network.score(hidden_states).squeeze(-1).float()
+        values = at_least_float32(self.network.score(hidden_states).squeeze(-1))
         last = last_valid_index(attention_mask)
         reward = values.gather(1, last.unsqueeze(1)).squeeze(1)
         aux_loss = self._aux_loss(outputs.router_logits, attention_mask) if self.with_aux_loss else None
         return RewardOutput(hidden_states, values, reward, aux_loss)
+
+    def _forward_packed(self, packed: PackedRows, attention_mask: Tensor) -> RewardOutput:
+        if self.with_aux_loss:
+            raise ValueError("the load-balancing loss counts shared tokens once in packed rows; score separate rows")
+        visible = visible_tokens(packed.segment, packed.context)
+        packed_states = self.network.base_model(
+            input_ids=packed.input_ids,
+            attention_mask=attention_bias(visible, self.config._attn_implementation, self.network.dtype),
+            position_ids=packed.position_ids,
+            use_cache=False,
+        ).last_hidden_state
+        values = unpack(at_least_float32(self.network.score(packed_states).squeeze(-1)), packed.places)
+        last = last_valid_index(attention_mask)
+        reward = values.gather(1, last.unsqueeze(1)).squeeze(1)
+        return RewardOutput(unpack(packed_states, packed.places), values, reward)
 
     def _aux_loss(self, router_logits: tuple[Tensor, ...], attention_mask: Tensor) -> Tensor:
         from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func

@@ -167,6 +167,10 @@ class TrainRMConfig(TrainConfig):
     aux_loss_coef: float = flag(0.0, "Weight of the load-balancing loss of experts", "model.aux_loss_coef")
     center_rewards_coefficient: float = flag(0.0, "Weight of the squared sum of a pair's rewards (0.01 is usual)")
 
+    prefix_sharing: Literal["auto", "on", "off"] = flag(
+        "auto", "Compute the prompt of a pair once: where it pays, always (an error where impossible), never"
+    )
+
     dataset_format: str | None = flag(
         None, "prompt_chosen_rejected, messages, hh or question_correct_incorrect; default: by the columns"
     )

@@ -12,6 +12,7 @@ from torch import Tensor
 from openrlhf.datasets.preference import PreferenceBatch, PreferenceData
 from openrlhf.models.goal_contrastive import StateDraws, draw_states, goal_contrastive_loss
 from openrlhf.models.losses import LossOutput, centering_loss
+from openrlhf.models.packed import pack_pairs
 from openrlhf.trainer.engine import Engine
 from openrlhf.trainer.loop import gather_rows
 from openrlhf.trainer.plan import TrainingPlan, evaluation_batches, step_generator
@@ -59,6 +60,7 @@ class RewardTrainer:
         contrastive: None for the vanilla strategy.
         use_margin: give the data's margins to the pair loss.
         aux_loss_coef, center_coef: weights of the experts' load-balancing loss and of :func:`centering_loss`.
+        prefix_sharing: compute what the two sequences of a pair begin with once; same numbers, less work.
     """
 
     def __init__(
@@ -73,10 +75,12 @@ class RewardTrainer:
         use_margin: bool = False,
         aux_loss_coef: float = 0.0,
         center_coef: float = 0.0,
+        prefix_sharing: bool = False,
     ) -> None:
         self.engine, self.data, self.plan, self.pad_id = engine, data, plan, pad_id
         self.pair_loss, self.contrastive, self.eval_data = pair_loss, contrastive, eval_data
         self.use_margin, self.aux_loss_coef, self.center_coef = use_margin, aux_loss_coef, center_coef
+        self.prefix_sharing = prefix_sharing
 
     def train_step(self, step: int) -> tuple[Tensor, float | None, float]:
         """Update ``step``: forward, loss, backward over the micro-batches, then one optimizer step.
@@ -88,17 +92,22 @@ class RewardTrainer:
         draws = self._draws(len(indices), step)
         sums = torch.zeros(len(SUMS), device=self.engine.device)
         self.engine.model.train()
-        for places in self.plan.micro_batches(self.data.lengths[indices], self.engine.rank):
+        for places in self.plan.micro_batches(self._row_lengths(self.data)[indices], self.engine.rank):
             share = len(places) / len(indices)
             if share == 0:  # a short last update: every process still takes part in every pass
                 places = np.zeros(1, dtype=np.int64)
-            batch = self.data.collate(indices[places].tolist(), self.pad_id).to(self.engine.device)
+            batch = self.data.collate(indices[places].tolist(), self.pad_id)
             with self.engine.autocast():
                 loss, micro_sums, _ = self._losses(batch, draws.select(torch.from_numpy(places)))
             self.engine.backward(loss * share)
             sums = sums + micro_sums * (share > 0)
         result = self.engine.step()
         return sums, result.grad_norm, result.learning_rate
+
+    def _row_lengths(self, data: PreferenceData) -> np.ndarray:
+        """(N,) tokens by which pairs are grouped: of the rows to compute, unless the loss depends on the groups."""
+        regroups = self.contrastive is None or self.contrastive.reduction == "pair"
+        return data.parts.sum(axis=1) if self.prefix_sharing and regroups else data.lengths
 
     def _draws(self, pairs: int, step: int, stream: int = 0) -> StateDraws:
         settings = self.contrastive
@@ -107,7 +116,11 @@ class RewardTrainer:
 
     def _losses(self, batch: PreferenceBatch, draws: StateDraws) -> tuple[Tensor, Tensor, Tensor]:
         """Loss to differentiate (mean over pairs), metric sums over pairs, and the rewards (2B,)."""
-        out = self.engine.model(batch.input_ids, batch.attention_mask)
+        packed = None
+        if self.prefix_sharing:  # on the CPU, before the copy
+            packed = pack_pairs(batch.input_ids, batch.attention_mask).to(self.engine.device)
+        batch = batch.to(self.engine.device)
+        out = self.engine.model(batch.input_ids, batch.attention_mask, packed)
         chosen, rejected = batch.split(out.reward)  # (B,), (B,)
         preference = self.pair_loss(chosen, rejected, batch.margin if self.use_margin else None)
         zero = preference.new_zeros(())
@@ -181,8 +194,8 @@ class RewardTrainer:
         rewards = []
         self.engine.model.eval()
         size, rank, world = self.plan.micro_batch_size, self.engine.rank, self.engine.world_size
-        for rows, counts in evaluation_batches(self.eval_data.lengths, size, rank, world):
-            batch = self.eval_data.collate(rows.tolist(), self.pad_id).to(self.engine.device)
+        for rows, counts in evaluation_batches(self._row_lengths(self.eval_data), size, rank, world):
+            batch = self.eval_data.collate(rows.tolist(), self.pad_id)
             with self.engine.autocast():
                 _, batch_sums, reward = self._losses(batch, draws.select(torch.from_numpy(rows)))
             if counts:
