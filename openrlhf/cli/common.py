@@ -132,6 +132,7 @@ def start_engine(config: TrainConfig) -> Engine:
         zero_stage=config.zero_stage,
         micro_batch_size=config.micro_train_batch_size,
         global_batch_size=config.train_batch_size,
+        batch_tokens=getattr(config, "batch_tokens", None),  # of reward models only
         max_norm=config.max_norm,
         zpg=config.zpg,
         adam_offload=config.adam_offload,
@@ -192,6 +193,7 @@ def training_plan(config: TrainConfig, engine: Engine, examples: int) -> Trainin
         micro_batch_size=config.micro_train_batch_size,
         world_size=engine.world_size,
         seed=config.seed,
+        batch_tokens=getattr(config, "batch_tokens", None),
     )
 
 
@@ -280,7 +282,7 @@ def run_identity(config: TrainConfig, fingerprint: str) -> dict[str, Any]:
         "wandb_project wandb_run_name use_tensorboard logging_steps eval_steps save_steps save_hf_ckpt max_ckpt_num "
         "max_ckpt_mem disable_ds_ckpt save_best eval_dataset eval_split flash_attn attn_implementation dataset "
         "gradient_checkpointing gradient_checkpointing_use_reentrant micro_train_batch_size overlap_comm zpg "
-        "disable_trace_cache prefix_sharing".split()
+        "disable_trace_cache prefix_sharing batch_tokens".split()
     )
     if config.save_best:
         free.remove("save_path")  # the best model so far lies there
@@ -295,6 +297,11 @@ def print_resolved(config: TrainConfig, plan: TrainingPlan, engine: Engine, exam
     print(json.dumps(hide_secrets(dataclasses.asdict(config)), indent=2, default=str))
     print(
         f"{plan.examples} training examples, {plan.total_steps} optimizer steps of {plan.batch_size}; "
-        f"{engine.world_size} process(es) x {plan.accumulation} micro-batch(es) of {plan.micro_batch_size}"
+        f"{engine.world_size} process(es) x "
+        + (
+            f"{plan.accumulation} micro-batch(es) of {plan.micro_batch_size}"
+            if plan.batch_tokens is None
+            else f"micro-batches of {plan.batch_tokens} tokens"
+        )
     )
     print("first example:\n" + example)

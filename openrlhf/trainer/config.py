@@ -167,6 +167,9 @@ class TrainRMConfig(TrainConfig):
     aux_loss_coef: float = flag(0.0, "Weight of the load-balancing loss of experts", "model.aux_loss_coef")
     center_rewards_coefficient: float = flag(0.0, "Weight of the squared sum of a pair's rewards (0.01 is usual)")
 
+    batch_tokens: int | None = flag(
+        None, "Tokens per forward pass and process, padding included, instead of --micro_train_batch_size"
+    )
     prefix_sharing: Literal["auto", "on", "off"] = flag(
         "auto", "Compute the prompt of a pair once: where it pays, always (an error where impossible), never"
     )
@@ -279,6 +282,10 @@ def _validate_reward_model(config: TrainRMConfig) -> None:
             raise ValueError(f"--{name} is a place in the response, 0 to 1, got {getattr(config, name)}")
     if config.max_len < 3:
         raise ValueError(f"--max_len {config.max_len} holds no prompt, response and EOS; at least 3")
+    if config.batch_tokens is not None and config.batch_tokens < 1:
+        raise ValueError(f"--batch_tokens must be at least 1, got {config.batch_tokens}")
+    if config.batch_tokens is not None and config.contrastive and config.contrastive_reduction == "original":
+        raise ValueError("--contrastive_reduction original depends on the micro-batches; drop --batch_tokens")
     for name in ("contrastive_loss_beta", "aux_loss_coef", "center_rewards_coefficient"):
         if getattr(config, name) < 0:
             raise ValueError(f"--{name} must be at least 0, got {getattr(config, name)}")

@@ -75,6 +75,7 @@ class DeepSpeedEngine:
 
     Args:
         global_batch_size: examples per optimizer step over all processes; a multiple of micro_batch_size * processes.
+        batch_tokens: not None: the number of micro-batches varies, and is told by ``begin``.
         zpg: ZeRO++ partition size. grad_accum_dtype: fp32, bf16 or None for DeepSpeed's choice.
     Raises:
         ValueError: the batch sizes do not divide.
@@ -88,6 +89,7 @@ class DeepSpeedEngine:
         micro_batch_size: int,
         global_batch_size: int,
         max_norm: float,
+        batch_tokens: int | None = None,
         zpg: int = 1,
         adam_offload: bool = False,
         overlap_comm: bool = False,
@@ -110,12 +112,14 @@ class DeepSpeedEngine:
         self.device = torch.device("cuda", local_rank) if has_gpu else torch.device("cpu")
         self.bf16, self.zero_stage, self.adam_offload = bf16, zero_stage, adam_offload
         per_pass = micro_batch_size * self.world_size
-        if global_batch_size % per_pass:
+        if batch_tokens is None and global_batch_size % per_pass:
             raise ValueError(
                 f"--train_batch_size {global_batch_size} must be a multiple of --micro_train_batch_size "
                 f"{micro_batch_size} x {self.world_size} processes = {per_pass}"
             )
-        self.accumulation = global_batch_size // per_pass
+        # By tokens, DeepSpeed's own count is nominal; above 1, or offloading would not add gradients up.
+        self.accumulation = global_batch_size // per_pass if batch_tokens is None else 2
+        self.passes = self.accumulation  # of the current optimizer step
         self.micro_step = 0
         self.ds_config = self._config(
             micro_batch_size, max_norm, zpg, overlap_comm, grad_accum_dtype, disable_trace_cache
@@ -186,16 +190,20 @@ class DeepSpeedEngine:
     def autocast(self) -> AbstractContextManager:
         return nullcontext()  # DeepSpeed holds bf16 copies of the weights
 
+    def begin(self, micro_batches: int) -> None:
+        self.passes = micro_batches
+
     def backward(self, loss: Tensor) -> None:
         if self.micro_step > 0:
             self.model.step()  # not yet at the boundary: counts the micro-batch only
+        self.model.set_gradient_accumulation_boundary(self.micro_step + 1 == self.passes)
         # DeepSpeed divides by the accumulation count and averages over processes; our losses are already shares.
         self.model.backward(loss * (self.accumulation * self.world_size))
         self.micro_step += 1
 
     def step(self) -> StepResult:
-        if self.micro_step != self.accumulation:
-            raise RuntimeError(f"{self.micro_step} of {self.accumulation} micro-batches before the optimizer step")
+        if self.micro_step != self.passes:
+            raise RuntimeError(f"{self.micro_step} of {self.passes} micro-batches before the optimizer step")
         learning_rate = self.model.get_lr()[0]
         self.model.step()
         self.micro_step = 0

@@ -64,6 +64,9 @@ class Engine(Protocol):
     def autocast(self) -> AbstractContextManager:
         """Context of forward passes."""
 
+    def begin(self, micro_batches: int) -> None:
+        """Tell how many backward passes the next optimizer step has; the same number in every process."""
+
     def backward(self, loss: Tensor) -> None:
         """Add the gradient of a micro-batch; gradients sum over micro-batches and processes."""
 
@@ -168,6 +171,9 @@ class LocalEngine:
     def autocast(self) -> AbstractContextManager:
         return torch.autocast(self.device.type, dtype=torch.bfloat16) if self.bf16 else nullcontext()
 
+    def begin(self, micro_batches: int) -> None:
+        return None
+
     def backward(self, loss: Tensor) -> None:
         loss.backward()
 
@@ -240,6 +246,7 @@ def make_engine(
     zero_stage: int | None = None,
     micro_batch_size: int = 1,
     global_batch_size: int = 1,
+    batch_tokens: int | None = None,
     max_norm: float = 1.0,
     zpg: int = 1,
     adam_offload: bool = False,
@@ -257,6 +264,7 @@ def make_engine(
         zero_stage=2 if zero_stage is None else zero_stage,
         micro_batch_size=micro_batch_size,
         global_batch_size=global_batch_size,
+        batch_tokens=batch_tokens,
         max_norm=max_norm,
         zpg=zpg,
         adam_offload=adam_offload,

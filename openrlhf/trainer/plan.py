@@ -25,6 +25,7 @@ class TrainingPlan:
     Args:
         examples: size of the data set. batch_size: examples per update over all processes.
         micro_batch_size: examples per forward pass and process.
+        batch_tokens: tokens per forward pass and process, padding included, in place of a number of examples.
     Raises:
         ValueError: fewer examples than a batch, or batch_size is not a multiple of micro_batch_size * world_size.
     """
@@ -35,6 +36,7 @@ class TrainingPlan:
     micro_batch_size: int
     world_size: int = 1
     seed: int = 0
+    batch_tokens: int | None = None
 
     def __post_init__(self) -> None:
         if self.examples < self.batch_size:
@@ -42,7 +44,7 @@ class TrainingPlan:
                 f"{self.examples} training examples are fewer than one batch of --train_batch_size {self.batch_size}; "
                 "lower it or add data"
             )
-        if self.batch_size % (self.micro_batch_size * self.world_size):
+        if self.batch_tokens is None and self.batch_size % (self.micro_batch_size * self.world_size):
             raise ValueError(
                 f"--train_batch_size {self.batch_size} must be a multiple of --micro_train_batch_size "
                 f"{self.micro_batch_size} x {self.world_size} processes"
@@ -55,7 +57,7 @@ class TrainingPlan:
 
     @property
     def accumulation(self) -> int:
-        """Micro-batches per update and process."""
+        """Micro-batches per update and process; with ``batch_tokens`` their number varies."""
         return self.batch_size // (self.micro_batch_size * self.world_size)
 
     def indices(self, step: int) -> np.ndarray:
@@ -79,23 +81,54 @@ class TrainingPlan:
             lengths: (n,) tokens of the update's examples.
             rank: of this process.
         Returns:
-            ``accumulation`` arrays of places 0..n-1 in the update; one may be empty in a short update. Every rank gets
-            as many, and over all ranks each place occurs once.
+            ``accumulation`` arrays of places 0..n-1 in the update (with ``batch_tokens`` as many as needed); one may be
+            empty in a short update. Every rank gets as many, and over all ranks each place occurs once.
         """
+        if self.batch_tokens is not None:
+            return even_slots(cut_by_tokens(lengths, self.batch_tokens), self.world_size)[rank :: self.world_size]
         slots = np.array_split(np.argsort(lengths, kind="stable"), self.accumulation * self.world_size)
         return slots[rank :: self.world_size]
 
 
-def evaluation_batches(lengths: np.ndarray, size: int, rank: int, world_size: int) -> list[tuple[np.ndarray, bool]]:
+def cut_by_tokens(lengths: np.ndarray, batch_tokens: int) -> list[np.ndarray]:
+    """Batches of similar length that hold at most so many tokens, padding included; a longer row is alone in its batch.
+
+    Args:
+        lengths: (n,) tokens of the rows.
+    Returns:
+        Arrays of places 0..n-1, shortest rows first.
+    """
+    order = np.argsort(lengths, kind="stable")
+    starts = [0]
+    for i, place in enumerate(order):
+        if i > starts[-1] and (i - starts[-1] + 1) * lengths[place] > batch_tokens:
+            starts.append(i)
+    return np.split(order, starts[1:])
+
+
+def even_slots(slots: list[np.ndarray], multiple: int) -> list[np.ndarray]:
+    """Halve the largest batches until their number is a multiple; empty ones where nothing is left to halve."""
+    slots = list(slots)
+    while len(slots) % multiple:
+        largest = max(range(len(slots)), key=lambda i: len(slots[i]))
+        slots[largest : largest + 1] = np.array_split(slots[largest], 2)
+    return slots
+
+
+def evaluation_batches(
+    lengths: np.ndarray, size: int, rank: int, world_size: int, batch_tokens: int | None = None
+) -> list[tuple[np.ndarray, bool]]:
     """Batches of similar length for one process; over all processes every row counts once.
 
     Args:
-        lengths: (n,) tokens of the rows. size: rows per batch.
+        lengths: (n,) tokens of the rows. size: rows per batch. batch_tokens: tokens per batch instead.
     Returns:
         (rows, counts) of each pass; every process gets as many, the last one may repeat a batch that does not count.
     """
     order = np.argsort(lengths, kind="stable")
     batches = [(order[start : start + size], True) for start in range(0, len(order), size)]
+    if batch_tokens is not None:
+        batches = [(rows, True) for rows in cut_by_tokens(lengths, batch_tokens)]
     fillers = [(batches[0][0], False)] * (-len(batches) % world_size) if batches else []
     return (batches + fillers)[rank::world_size]
 

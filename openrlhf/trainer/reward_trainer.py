@@ -92,7 +92,9 @@ class RewardTrainer:
         draws = self._draws(len(indices), step)
         sums = torch.zeros(len(SUMS), device=self.engine.device)
         self.engine.model.train()
-        for places in self.plan.micro_batches(self._row_lengths(self.data)[indices], self.engine.rank):
+        micro_batches = self.plan.micro_batches(self._row_tokens(self.data)[indices], self.engine.rank)
+        self.engine.begin(len(micro_batches))
+        for places in micro_batches:
             share = len(places) / len(indices)
             if share == 0:  # a short last update: every process still takes part in every pass
                 places = np.zeros(1, dtype=np.int64)
@@ -104,10 +106,10 @@ class RewardTrainer:
         result = self.engine.step()
         return sums, result.grad_norm, result.learning_rate
 
-    def _row_lengths(self, data: PreferenceData) -> np.ndarray:
-        """(N,) tokens by which pairs are grouped: of the rows to compute, unless the loss depends on the groups."""
+    def _row_tokens(self, data: PreferenceData) -> np.ndarray:
+        """(N,) tokens by which pairs are grouped: those to compute, unless the loss depends on the groups."""
         regroups = self.contrastive is None or self.contrastive.reduction == "pair"
-        return data.parts.sum(axis=1) if self.prefix_sharing and regroups else data.lengths
+        return data.parts.sum(axis=1) if self.prefix_sharing and regroups else 2 * data.lengths
 
     def _draws(self, pairs: int, step: int, stream: int = 0) -> StateDraws:
         settings = self.contrastive
@@ -194,7 +196,9 @@ class RewardTrainer:
         rewards = []
         self.engine.model.eval()
         size, rank, world = self.plan.micro_batch_size, self.engine.rank, self.engine.world_size
-        for rows, counts in evaluation_batches(self._row_lengths(self.eval_data), size, rank, world):
+        for rows, counts in evaluation_batches(
+            self._row_tokens(self.eval_data), size, rank, world, self.plan.batch_tokens
+        ):
             batch = self.eval_data.collate(rows.tolist(), self.pad_id)
             with self.engine.autocast():
                 _, batch_sums, reward = self._losses(batch, draws.select(torch.from_numpy(rows)))

@@ -247,6 +247,15 @@ def test_a_run_may_go_on_without_sharing(start, pairs, tmp_path):
     assert curve(tmp_path / "rest")[9]["loss"] == pytest.approx(curve(tmp_path / "whole")[9]["loss"], abs=1e-5)
 
 
+def test_micro_batches_by_tokens_change_nothing(start, pairs, tmp_path):
+    train(start, pairs, tmp_path / "pairs", prefix_sharing="off", max_epochs=1)
+    for name, settings in {"plain": {"prefix_sharing": "off"}, "shared": {"prefix_sharing": "on"}}.items():
+        train(start, pairs, tmp_path / name, batch_tokens=150, max_epochs=1, **settings)
+        compare_runs(tmp_path / "pairs", tmp_path / name)
+    with pytest.raises(ValueError, match="original depends on the micro-batches"):
+        train(start, pairs, tmp_path / "no", batch_tokens=150, contrastive_reduction="original")
+
+
 def test_lora_run(start, pairs, tmp_path):
     for sharing in ("off", "on"):
         train(start, pairs, tmp_path / sharing, prefix_sharing=sharing, max_epochs=1, lora_rank=4)
@@ -269,12 +278,13 @@ def test_on_is_an_error_where_it_cannot_be_and_auto_says_why(tmp_path, pairs, ca
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", [2, 3])
-def test_two_processes_share_rows(stage, start, pairs, tmp_path):
+@pytest.mark.parametrize("stage,batching", [(2, {}), (3, {}), (2, {"batch_tokens": 150}), (3, {"batch_tokens": 150})])
+def test_two_processes_share_rows(stage, batching, start, pairs, tmp_path):
     train(start, pairs, tmp_path / "local", prefix_sharing="off", micro_train_batch_size=2, max_epochs=1)
     flags = arguments(
-        start, pairs, tmp_path / "two", prefix_sharing="on", micro_train_batch_size=2, max_epochs=1, zero_stage=stage
-    )
+        start, pairs, tmp_path / "two", prefix_sharing="on", micro_train_batch_size=2, max_epochs=1, zero_stage=stage,
+        **batching,
+    )  # fmt: skip
     code, output = launch(flags)
     assert code == 0, output[-3000:]
     assert "pairs share prompts" in output

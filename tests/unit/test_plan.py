@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from openrlhf.trainer.plan import TrainingPlan, evaluation_batches, step_generator
+from openrlhf.trainer.plan import TrainingPlan, cut_by_tokens, evaluation_batches, even_slots, step_generator
 
 
 def plan(**changes) -> TrainingPlan:
@@ -88,3 +88,32 @@ def test_evaluation_rows_count_once_over_all_ranks(world_size, rows):
     assert len({len(part) for part in parts}) == 1  # every process makes as many passes
     counted = [batch for part in parts for batch, counts in part if counts]
     assert sorted(np.concatenate([np.zeros(0, int), *counted])) == list(range(rows))
+
+
+def test_batches_by_tokens_count_padding():
+    # sorted 1 2 4 5 9: two rows of 2 are 4 tokens, three rows of 4 would be 12; a row of 9 is longer than the budget
+    batches = cut_by_tokens(np.array([9, 1, 5, 2, 4]), 8)
+    assert [x.tolist() for x in batches] == [[1, 3], [4], [2], [0]]
+    lengths = np.random.default_rng(0).integers(1, 300, 200)
+    batches = cut_by_tokens(lengths, 512)
+    assert sorted(np.concatenate(batches)) == list(range(200))
+    assert all(len(x) * lengths[x].max() <= 512 for x in batches)
+
+
+def test_the_largest_batches_are_halved_for_the_ranks():
+    assert [x.tolist() for x in even_slots([np.arange(2), np.arange(2, 6), np.arange(6, 7)], 2)] == [
+        [0, 1], [2, 3], [4, 5], [6]]  # fmt: skip
+    assert [len(x) for x in even_slots([np.arange(1)], 3)] == [1, 0, 0]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("count", [12, 7, 1])
+def test_updates_by_tokens_cover_every_place_once(world_size, count):
+    p = plan(batch_size=12, micro_batch_size=5, world_size=world_size, batch_tokens=150)
+    lengths = np.random.default_rng(0).integers(1, 100, count)
+    parts = [p.micro_batches(lengths, rank) for rank in range(world_size)]
+    assert len({len(part) for part in parts}) == 1
+    assert sorted(np.concatenate([x for part in parts for x in part])) == list(range(count))
+    batches = [evaluation_batches(lengths, 2, rank, world_size, 150) for rank in range(world_size)]
+    assert len({len(part) for part in batches}) == 1
+    assert sorted(np.concatenate([x for part in batches for x, counts in part if counts])) == list(range(count))
