@@ -2,7 +2,7 @@
 
     python benchmarks/bench_sharing.py                       # pocket, and a 5-million Llama on longer generated prompts
     python benchmarks/bench_sharing.py --dataset PAIRS       # the 5-million Llama on your pairs
-    python benchmarks/bench_sharing.py --quick               # under a minute
+    python benchmarks/bench_sharing.py --quick               # pocket alone, one run of each way
 
 Both ways train the same model from the same seed on the same batches (float32, contrastive strategy), each in a process
 of its own, in turn, several times; medians. Time is that of the updates, data loading included, after one update of
@@ -126,7 +126,7 @@ def main() -> None:
     )
     parser.add_argument("--model", help="model to start from; default: pocket's policy for pocket, else a random Llama")
     parser.add_argument("--dataset", help="pairs; default: pocket's, and generated ones with longer prompts")
-    parser.add_argument("--batch", type=int, default=32, help="pairs an update")
+    parser.add_argument("--batch", type=int, default=16, help="pairs an update")
     parser.add_argument("--micro", type=int, default=8, help="pairs a forward pass")
     parser.add_argument("--steps", type=int, default=3, help="updates measured")
     parser.add_argument("--repeats", type=int, default=3)
@@ -150,7 +150,7 @@ def main() -> None:
             cases, arguments.repeats = {"pocket": (str(POCKET), "pocket")}, 1
         else:
             cases = {"pocket": (str(POCKET), "pocket")}
-            for prompt, response in ((100, 50), (300, 50), (300, 100)):
+            for prompt, response in ((30, 30), (100, 30), (100, 100)):
                 data = write_pairs(folder / f"{prompt}-{response}.jsonl", count, prompt, response)
                 cases[f"{prompt} words, then {response}"] = (llama, str(data))
         names = f"{'separate':>10}{'shared':>8}  pairs/s{'MiB':>12}{'loss differs':>14}{'ratio':>7}"
