@@ -37,6 +37,7 @@ def random_pairs(seed: int = 0) -> list[tuple[list[int], list[int], list[int]]]:
         ([], ids(7), ids(4)),
         (ids(3), start, start + ids(5)),  # chosen is a prefix of rejected
         (ids(5), start + ids(4), start + ids(2)),
+        (ids(2), [5, *start, 6], [7, *start, 8]),  # alike again behind a difference
         ([], start + ids(3), start),  # rejected is a prefix of chosen, nothing before them
     ]
 
