@@ -150,7 +150,7 @@ def main() -> None:
             cases, arguments.repeats = {"pocket": (str(POCKET), "pocket")}, 1
         else:
             cases = {"pocket": (str(POCKET), "pocket")}
-            for prompt, response in ((30, 30), (100, 30), (100, 100)):
+            for prompt, response in ((30, 30), (100, 30)):
                 data = write_pairs(folder / f"{prompt}-{response}.jsonl", count, prompt, response)
                 cases[f"{prompt} words, then {response}"] = (llama, str(data))
         names = f"{'separate':>10}{'shared':>8}  pairs/s{'MiB':>12}{'loss differs':>14}{'ratio':>7}"
