@@ -1,0 +1,449 @@
+"""Speed and memory of training a reward model, against TRL's RewardTrainer.
+
+    python benchmarks/bench_train.py                                    # pocket pairs, a Llama of 5 million parameters
+    python benchmarks/bench_train.py --data hh --tokenizer MODEL        # helpful-harmless pairs
+    python benchmarks/bench_train.py --data gsm8k --solutions FILE --model MODEL
+    python benchmarks/bench_train.py --growth                           # cost by prompt share and by length
+    python benchmarks/bench_train.py --quick                            # under a minute
+
+Every way trains from the same weights on the same token ids (ours makes them, the peer is given them, both count what
+they saw), with the same precision, threads, optimizer and clipping, each in a process of its own, in turn, several
+times. Ours is the path of train_rm, with further flags for each variant (--variant 'NAME=FLAGS' adds one).
+    TRL defaults         8 pairs a pass and a step, rows in random order, gradient checkpointing: its defaults
+    TRL no checkpointing the same without checkpointing
+    TRL grouped, N       its length grouping, N pairs a pass, as many passes a step as give --batch_size
+Precision and gradient checkpointing aside nothing of the peer is changed for speed. Time is that of the optimizer
+steps after the first --batch_size pairs, without loading and tokenisation, with logging and data order. A pair counts
+once an epoch. Memory is the largest resident size of the process at the last step (on a GPU: allocated there).
+The mean loss of the epochs is printed for all; the orders differ, so the peer's need not be equal. Losses of our
+variants are compared with those of the plain path step by step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import platform
+import random
+import shlex
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
+HH = ROOT.parent / "shared" / "data" / "hh_harmless_dev.jsonl.gz"
+LEARNING_RATE = 1e-4  # of both sides; TRL's default
+
+
+# data and model
+
+
+def pair_rows(arguments: argparse.Namespace) -> list[dict]:
+    """Preference rows in a format that train_rm reads."""
+    from openrlhf.cli.common import POCKET, cache_folder, resolve_pocket_model
+    from openrlhf.datasets.files import read_records
+    from openrlhf.datasets.pairing import build_pairs
+    from openrlhf.evaluation.sampling import pocket_preferences, pocket_question_count
+
+    if arguments.data == POCKET:
+        questions = pocket_question_count(arguments.pairs)
+        return pocket_preferences(cache_folder(), resolve_pocket_model(POCKET), n_questions=questions, progress=False)
+    path = {"hh": HH, "gsm8k": Path(arguments.solutions or "")}.get(arguments.data, Path(arguments.data))
+    if not path.is_file():
+        raise SystemExit(f"--data {arguments.data}: no file {path}; name one (--solutions or DATA for gsm8k)")
+    rows = [row for _, row in read_records(path)]
+    if rows and "is_correct" in rows[0]:
+        rows, _ = build_pairs(rows, arguments.pairs_per_question, 0, strip_calculator=True)
+    return rows
+
+
+def generated_rows(tokenizer, pairs: int, length: int, prompt_share: float) -> list[dict]:
+    """Pairs of random words, about ``length`` tokens for prompt and response, responses of 75 to 125% of their share."""
+    marked = (token for token in sorted(tokenizer.get_vocab()) if token[:1] in "Ġ▁" and token[1:].isalpha())
+    # A word counts where it is one token alone and twice: then a text of n words has n tokens.
+    words = [" " + token[1:] for token in marked if len(tokenizer.tokenize(f" {token[1:]}" * 2)) == 2][:500]
+    rng = random.Random(0)
+
+    def text(tokens: float) -> str:
+        return "".join(rng.choice(words) for _ in range(max(1, round(tokens))))
+
+    def response() -> str:
+        return text(length * (1 - prompt_share) * rng.uniform(0.75, 1.25))
+
+    return [
+        {"prompt": text(length * prompt_share), "chosen": response(), "rejected": response()} for _ in range(pairs)
+    ]
+
+
+def make_model(folder: Path, arguments: argparse.Namespace) -> Path:
+    """A reward checkpoint to start from: the 5-million Llama, or --model with a head, in float32."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from openrlhf.cli.common import POCKET, resolve_pocket_model
+    from openrlhf.models.pretrained import load_reward_model, load_tokenizer, save_reward_model
+
+    source = resolve_pocket_model(arguments.model)
+    if arguments.model == "5m":
+        tokenizer = load_tokenizer(resolve_pocket_model(arguments.tokenizer or POCKET))
+        config = AutoConfig.for_model(
+            "llama", vocab_size=len(tokenizer), hidden_size=256, intermediate_size=688, num_hidden_layers=6,
+            num_attention_heads=4, max_position_embeddings=4096, tie_word_embeddings=True,
+            bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id,
+        )  # fmt: skip
+        torch.manual_seed(0)
+        source = folder / "language-model"
+        AutoModelForCausalLM.from_config(config).save_pretrained(source)
+    else:
+        tokenizer = load_tokenizer(source)
+    model = load_reward_model(source, allow_missing_head=True, pad_token_id=tokenizer.pad_token_id)
+    save_reward_model(folder / "model", model, tokenizer, dtype=torch.float32)
+    return folder / "model"
+
+
+def common_flags(arguments: argparse.Namespace, model: Path, rows: Path, scratch: Path) -> list[str]:
+    """Flags of train_rm that all our variants share."""
+    flags = {
+        "pretrain": model, "dataset": rows, "save_path": scratch / "trained", "eval_fraction": 0,
+        "max_len": arguments.max_len, "on_long": "drop", "max_epochs": arguments.epochs, "lr_scheduler": "constant",
+        "learning_rate": LEARNING_RATE, "lr_warmup_ratio": 0, "reward_model_strategy": "vanilla",
+    }  # fmt: skip
+    words = [str(word) for name, value in flags.items() for word in (f"--{name}", value)]
+    words += ["--input_template", arguments.input_template] if arguments.input_template else []
+    return words + (["--bf16"] if arguments.precision == "bf16" else [])
+
+
+def prepare(rows: list[dict], folder: Path, model: Path, arguments: argparse.Namespace) -> dict:
+    """Write pairs as train_rm reads them and as token ids for the peer; tells sizes and what a pair costs."""
+    from transformers import AutoConfig
+
+    from openrlhf.cli.parser import parse_config
+    from openrlhf.cli.train_rm import load_pairs
+    from openrlhf.datasets.jsonl import write_jsonl
+    from openrlhf.models.pretrained import load_tokenizer
+    from openrlhf.trainer.config import TrainRMConfig
+
+    folder.mkdir(exist_ok=True)
+    write_jsonl(folder / "pairs.jsonl", rows)
+    flags = common_flags(arguments, model, folder / "pairs.jsonl", folder)
+    data, _ = load_pairs(parse_config(TrainRMConfig, flags), load_tokenizer(model))
+    pairs = [data[i] for i in range(len(data))]
+    config = AutoConfig.from_pretrained(model)
+    ids = [
+        {"chosen_ids": p.prompt_ids + p.chosen_ids, "rejected_ids": p.prompt_ids + p.rejected_ids, "length": int(n)}
+        for p, n in zip(pairs, data.lengths, strict=True)
+    ]
+    write_jsonl(folder / "ids.jsonl", ids)
+    lengths = [len(row[name]) for row in ids for name in ("chosen_ids", "rejected_ids")]
+    shared = sum(len(p.prompt_ids) for p in pairs)
+    return {
+        "flags": flags, "ids": str(folder / "ids.jsonl"), "pairs": len(pairs), "tokens": sum(lengths),
+        "shared_tokens": shared, "longest": max(lengths), "flops": training_flops(config, lengths),
+    }  # fmt: skip
+
+
+def training_flops(config, lengths: list[int]) -> float:
+    """Floating-point operations of forward and backward over rows of these lengths, each computed whole.
+
+    6 for every weight of the layers and token, 6 L H S^2 for causal attention of a row (half of the full square).
+    """
+    hidden, inner, layers = config.hidden_size, config.intermediate_size, config.num_hidden_layers
+    head = getattr(config, "head_dim", None) or hidden // config.num_attention_heads
+    queries, keys = config.num_attention_heads * head, config.num_key_value_heads * head
+    weights = layers * (2 * hidden * queries + 2 * hidden * keys + 3 * hidden * inner)
+    return float(sum(6 * weights * s + 6 * layers * queries * s * s for s in lengths))
+
+
+def matmul_rate(precision: str, threads: int) -> float:
+    """Floating-point operations a second of a square matrix product on this device, best of several."""
+    import torch
+    from train_peer import now
+
+    torch.set_num_threads(threads)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    size = 8192 if device == "cuda" else 1024
+    a = torch.randn(size, size, device=device, dtype=torch.bfloat16 if precision == "bf16" else torch.float32)
+    best = float("inf")
+    for _ in range(10):
+        start = now()
+        a @ a
+        best = min(best, now() - start)
+    return 2 * size**3 / best
+
+
+# one measurement, in a process of its own
+
+
+class Timed:
+    """A trainer whose steps are timed."""
+
+    def __init__(self, trainer, warmup: int, total: int) -> None:
+        self.trainer, self.warmup, self.total = trainer, warmup, total
+        self.marks: list[float] = []
+        self.sums: list = []
+        self.memory = 0.0
+
+    def __getattr__(self, name: str):
+        return getattr(self.trainer, name)
+
+    def train_step(self, step: int):
+        from train_peer import now, peak_memory
+
+        result = self.trainer.train_step(step)
+        self.sums.append(result[0])
+        if step + 1 in (self.warmup, self.total):
+            self.marks.append(now())
+        if step + 1 == self.total:
+            self.memory = peak_memory()
+        return result
+
+
+def train_ours(settings: dict) -> dict:
+    """Train by train_rm's own path; figures as those of train_peer.train, and the loss of every step."""
+    import torch
+
+    from openrlhf.cli import train_rm
+    from openrlhf.cli.parser import parse_config
+    from openrlhf.trainer.config import TrainRMConfig
+    from openrlhf.trainer.reward_trainer import SUMS
+
+    torch.set_num_threads(settings["threads"])
+    run_training, timed = train_rm.run_training, []
+
+    def measured(engine, trainer, plan, *others):
+        timed.append(Timed(trainer, settings["warmup"], plan.total_steps))
+        return run_training(engine, timed[0], plan, *others)
+
+    train_rm.run_training = measured
+    train_rm.run(parse_config(TrainRMConfig, settings["flags"]))
+    clock = timed[0]
+    sums = [dict(zip(SUMS, one.tolist(), strict=True)) for one in clock.sums]
+    data = clock.trainer.data
+    seen = [data[i] for i in range(len(data))]
+    tokens = sum(2 * len(p.prompt_ids) + len(p.chosen_ids) + len(p.rejected_ids) for p in seen)
+    losses = [one["loss"] / one["pairs"] for one in sums]
+    return {
+        "seconds": clock.marks[-1] - clock.marks[0],
+        "pairs": sum(one["pairs"] for one in sums[settings["warmup"] :]),
+        "tokens": tokens * settings["epochs"],
+        "memory": clock.memory,
+        "loss": statistics.fmean(losses),
+        "losses": losses,
+        "steps": len(sums),
+    }
+
+
+def measure(run: dict, task: dict, model: Path, folder: Path, arguments: argparse.Namespace) -> dict:
+    """Run one measurement and read what it printed."""
+    batch = run["batch"]
+    settings = {"threads": arguments.threads, "epochs": arguments.epochs, "warmup": max(1, arguments.batch_size // batch)}
+    if run["peer"]:
+        settings |= {
+            "model": str(model), "ids": task["ids"], "batch": run["pass"], "accumulation": batch // run["pass"],
+            "grouped": run["grouped"], "gradient_checkpointing": run["checkpointing"], "max_len": arguments.max_len,
+            "bf16": arguments.precision == "bf16", "learning_rate": LEARNING_RATE, "scratch": str(folder / "peer"),
+        }  # fmt: skip
+        command = [arguments.peer_python, str(Path(__file__).with_name("train_peer.py"))]
+    else:
+        sizes = ["--train_batch_size", str(batch), "--micro_train_batch_size", str(run["pass"])]
+        settings["flags"] = [*task["flags"], *sizes, *run["flags"]]
+        command = [sys.executable, __file__, "--work"]
+    environment = {
+        **os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": str(arguments.threads), "PYTHONPATH": "",
+        "TOKENIZERS_PARALLELISM": "false",
+    }  # fmt: skip
+    done = subprocess.run([*command, json.dumps(settings)], env=environment, text=True, capture_output=True)
+    if done.returncode:
+        raise SystemExit(f"{run['name']} failed:\n{done.stderr[-4000:]}")
+    return json.loads(done.stdout.strip().split("\n")[-1])
+
+
+# what is measured, and the tables
+
+
+def our_runs(arguments: argparse.Namespace) -> list[dict]:
+    """Our variants: the plain path and what this version has beyond it."""
+    from openrlhf.trainer.config import TrainRMConfig
+
+    known = {field.name for field in dataclasses.fields(TrainRMConfig)}
+    plain = ["--prefix_sharing", "off"] if "prefix_sharing" in known else []
+    variants = {"plain": plain}
+    if "prefix_sharing" in known:
+        variants["prefix sharing"] = ["--prefix_sharing", "on"]
+    if {"prefix_sharing", "batch_tokens"} <= known:
+        variants["sharing, packed"] = ["--prefix_sharing", "on", "--batch_tokens", str(arguments.batch_tokens)]
+    for text in arguments.variant:
+        name, _, flags = text.partition("=")
+        variants[name] = shlex.split(flags)
+    size, micro = arguments.batch_size, min(arguments.micro_batch_size, arguments.batch_size)
+    return [
+        {"name": name, "peer": False, "batch": size, "pass": micro, "flags": flags} for name, flags in variants.items()
+    ]
+
+
+def peer_runs(arguments: argparse.Namespace) -> list[dict]:
+    """TRL at its defaults and at its best; [] where its environment is missing."""
+    if not Path(arguments.peer_python).is_file():
+        return []
+    default = {"peer": True, "batch": 8, "pass": 8, "grouped": False}
+    runs = [{"name": "TRL defaults", "checkpointing": True, **default}]
+    if not arguments.quick:
+        runs.append({"name": "TRL no checkpointing", "checkpointing": False, **default})
+    for size in arguments.peer_batches:
+        grouped = {"peer": True, "batch": arguments.batch_size, "pass": size, "grouped": True, "checkpointing": False}
+        runs.append({"name": f"TRL grouped, {size}", **grouped})
+    return runs
+
+
+def run_all(runs: list[dict], task: dict, model: Path, folder: Path, arguments: argparse.Namespace) -> dict[str, dict]:
+    """All runs in turn, ``repeats`` times; medians by name."""
+    found: dict[str, list[dict]] = {run["name"]: [] for run in runs}
+    for _ in range(arguments.repeats):
+        for run in runs:
+            found[run["name"]].append(measure(run, task, model, folder, arguments))
+    rows = {}
+    for name, results in found.items():
+        rates = [one["pairs"] / one["seconds"] for one in results]
+        rows[name] = {
+            **results[0], "pairs_per_s": statistics.median(rates), "runs": rates,
+            "memory": statistics.median(one["memory"] for one in results),
+            "tokens_per_s": statistics.median(rates) * task["tokens"] / task["pairs"],
+            "flops_per_s": statistics.median(rates) * task["flops"] / task["pairs"],
+        }  # fmt: skip
+    return rows
+
+
+def print_rows(rows: dict[str, dict], rate: float) -> None:
+    """One line a run; utilisation is that of the rows computed whole, so that sharing shows as more."""
+    print(f"\n{'':22}{'pairs/s':>9}{'tokens/s':>10}{'MiB':>7}{'of matmul rate':>16}{'mean loss':>11}{'tokens seen':>13}")
+    for name, row in rows.items():
+        print(
+            f"{name:22}{row['pairs_per_s']:9.2f}{row['tokens_per_s']:10.0f}{row['memory']:7.0f}"
+            f"{row['flops_per_s'] / rate:16.3f}{row['loss']:11.5f}{row['tokens']:13d}"
+        )
+    plain = rows["plain"]
+    for name, row in rows.items():
+        if len(row.get("losses", [])) == len(plain["losses"]) and name != "plain":
+            worst = max(abs(a - b) for a, b in zip(row["losses"], plain["losses"], strict=True))
+            print(f"{name}: largest difference of a step's loss from the plain path {worst:.1e}")
+
+
+def growth(model: Path, folder: Path, runs: list[dict], arguments: argparse.Namespace) -> list[dict]:
+    """Milliseconds a pair as the prompt's share and the length grow, on generated pairs."""
+    from openrlhf.models.pretrained import load_tokenizer
+
+    tokenizer, table = load_tokenizer(model), []
+    cases = [(256, 0.1), (256, 0.5), (256, 0.9), (128, 0.5), (512, 0.5)]
+    print(f"\nmilliseconds a pair\n{'tokens':>8}{'prompt':>8}" + "".join(f"{run['name']:>22}" for run in runs))
+    for number, (length, share) in enumerate(cases):
+        rows = generated_rows(tokenizer, arguments.pairs, length, share)
+        task = prepare(rows, folder / f"growth-{number}", model, arguments)
+        results = run_all(runs, task, model, folder, arguments)
+        cost = {name: 1000 / row["pairs_per_s"] for name, row in results.items()}
+        mean, part = task["tokens"] / task["pairs"] / 2, 2 * task["shared_tokens"] / task["tokens"]
+        table.append({"tokens": mean, "prompt_share": part, "milliseconds": cost})
+        print(f"{mean:8.0f}{part:8.2f}" + "".join(f"{cost[run['name']]:22.1f}" for run in runs), flush=True)
+    return table
+
+
+def ratios(rows: dict[str, dict]) -> list[tuple[float, str]]:
+    """Ratios of pairs/s worth reading, the best of ours against the peer's best last."""
+    ours = {name: row["pairs_per_s"] for name, row in rows.items() if "losses" in row}
+    peer = {name: row["pairs_per_s"] for name, row in rows.items() if "losses" not in row}
+    best = max(ours, key=lambda name: ours[name])
+    found = [(ours[name] / ours["plain"], f"training speed, ours ({name}) against our plain path") for name in ours]
+    if not peer:
+        return [one for one in found if "(plain)" not in one[1]] or [(1.0, "training speed, only our plain path ran")]
+    strongest = max(peer, key=lambda name: peer[name])
+    for name in dict.fromkeys(["TRL defaults", strongest]):
+        found += [(ours[way] / peer[name], f"training speed, ours ({way}) against {name}") for way in ours]
+    memory = rows[best]["memory"] / rows[strongest]["memory"]
+    print(f"memory: ours ({best}) / {strongest} = {memory:.2f}")
+    return [*found, (ours[best] / peer[strongest], f"training speed, ours ({best}) against {strongest}, the peer's best")]
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__.split("\n")[0], epilog=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data", default="pocket", help="pocket, hh, gsm8k, or a file of pairs or labelled solutions")
+    parser.add_argument("--solutions", default=os.environ.get("DATA"), help="labelled solutions of gsm8k; default: $DATA")
+    parser.add_argument("--pairs_per_question", type=int, default=4, help="of labelled solutions")
+    parser.add_argument("--input_template", help="of train_rm; default: pocket's for pocket, else as train_rm")
+    parser.add_argument("--model", default="5m", help="5m (a Llama made here), pocket, or a folder")
+    parser.add_argument("--tokenizer", help="folder of the tokenizer of 5m; default: pocket's")
+    parser.add_argument("--pairs", type=int, default=256, help="pairs to read")
+    parser.add_argument("--epochs", type=int, default=1)
+    parser.add_argument("--max_len", type=int, default=1024)
+    parser.add_argument("--batch_size", type=int, default=32, help="pairs a step (TRL's defaults: 8)")
+    parser.add_argument("--micro_batch_size", type=int, default=8, help="pairs a pass of ours")
+    parser.add_argument("--batch_tokens", type=int, default=4096, help="tokens a packed pass of ours")
+    parser.add_argument("--variant", action="append", default=[], metavar="NAME=FLAGS", help="further flags of train_rm")
+    parser.add_argument("--peer_batches", type=int, nargs="+", default=[8, 16, 32], help="pairs a pass of TRL grouped")
+    parser.add_argument("--peer_python", default=os.environ.get("PEER_PYTHON", str(ROOT / ".venv-peers/bin/python")))
+    parser.add_argument("--precision", choices=["float32", "bf16"], default="float32")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--growth", action="store_true", help="cost by prompt share and length instead")
+    parser.add_argument("--json", help="file for all figures")
+    parser.add_argument("--quick", action="store_true", help="few pairs, one run of each")
+    arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.pairs, arguments.repeats, arguments.batch_size, arguments.peer_batches = 48, 1, 16, [8]
+    if arguments.data == "pocket" and not arguments.input_template:
+        arguments.input_template = "pocket"
+    if arguments.growth:
+        arguments.input_template = "{question}"
+    return arguments
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--work"]:
+        print(json.dumps(train_ours(json.loads(sys.argv[2]))))
+        return
+    arguments = parse()
+    runs, peers = our_runs(arguments), peer_runs(arguments)
+    if not peers:
+        print(f"no {arguments.peer_python} (benchmarks/setup_peers.sh makes it): compared with our own plain path only")
+    record: dict = {"settings": vars(arguments), "machine": f"{platform.machine()}, {os.cpu_count()} cores"}
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        model = make_model(folder, arguments)
+        if arguments.growth:
+            runs += [run for run in peers if run["name"].startswith("TRL grouped")][:1]
+            record["growth"] = table = growth(model, folder, runs, arguments)
+            last = table[2]["milliseconds"]
+            found = [(last["plain"] / min(last.values()), "training speed at the longest prompts, best against plain")]
+        else:
+            if peers and arguments.batch_size != 8:
+                plain = {**runs[0], "name": "plain, 8 a step", "batch": 8, "pass": 8}
+                runs.append(plain)
+            task = prepare(pair_rows(arguments)[: arguments.pairs], folder / "data", model, arguments)
+            print(
+                f"{task['pairs']} pairs, {task['tokens']} tokens ({task['shared_tokens']} of them a prompt's second "
+                f"time), longest row {task['longest']}; {arguments.epochs} epoch(s)"
+            )
+            rate = matmul_rate(arguments.precision, arguments.threads)
+            rows = run_all(runs + peers, task, model, folder, arguments)
+            print_rows(rows, rate)
+            found = ratios(rows)
+            record |= {"data": {k: v for k, v in task.items() if k not in ("flags", "ids")}, "results": rows}
+            record["matmul_flops_per_s"] = rate
+    record["ratios"] = [{"ratio": number, "what": what} for number, what in found]
+    record["wall_seconds"] = time.perf_counter() - start
+    if arguments.json:
+        record["settings"]["peer_python"] = Path(arguments.peer_python).name
+        Path(arguments.json).write_text(json.dumps(record, indent=2) + "\n")
+    for number, what in found:
+        print(f"ratio {number:.2f} {what}")
+
+
+if __name__ == "__main__":
+    main()
