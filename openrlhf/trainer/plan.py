@@ -82,12 +82,13 @@ class TrainingPlan:
             rank: of this process.
         Returns:
             ``accumulation`` arrays of places 0..n-1 in the update (with ``batch_tokens`` as many as needed); one may be
-            empty in a short update. Every rank gets as many, and over all ranks each place occurs once.
+            empty in a short update. Every rank gets as many, and over all ranks each place occurs once. Without
+            ``batch_tokens`` the longest come first: what the later ones need then fits into memory that is there.
         """
         if self.batch_tokens is not None:
             return even_slots(cut_by_tokens(lengths, self.batch_tokens), self.world_size)[rank :: self.world_size]
         slots = np.array_split(np.argsort(lengths, kind="stable"), self.accumulation * self.world_size)
-        return slots[rank :: self.world_size]
+        return slots[rank :: self.world_size][::-1]
 
 
 def cut_by_tokens(lengths: np.ndarray, batch_tokens: int) -> list[np.ndarray]:

@@ -54,9 +54,9 @@ def test_micro_batches_cover_an_update_once_over_all_ranks(world_size, count):
     assert all(len(x) <= 3 for part in parts for x in part)
 
 
-def test_micro_batches_hold_similar_lengths():
+def test_micro_batches_hold_similar_lengths_the_longest_first():
     p = plan(batch_size=6, micro_batch_size=3)
-    short, long = p.micro_batches(np.array([9, 1, 8, 2, 7, 3]), 0)
+    long, short = p.micro_batches(np.array([9, 1, 8, 2, 7, 3]), 0)
     assert sorted(short) == [1, 3, 5] and sorted(long) == [0, 2, 4]
 
 
