@@ -13,8 +13,8 @@ times. Ours is the path of train_rm, with further flags for each variant (--vari
     TRL no checkpointing the same without checkpointing
     TRL grouped, N       its length grouping, N pairs a pass, as many passes a step as give --batch_size
 Precision and gradient checkpointing aside nothing of the peer is changed for speed. Time is that of the optimizer
-steps after the first --batch_size pairs, without loading and tokenisation, with logging and data order. A pair counts
-once an epoch. Memory is the largest resident size of the process at the last step (on a GPU: allocated there).
+steps after the first --batch_size pairs, without loading and tokenisation, with logging and data order, by the wall
+clock or (--clock cpu, for a machine with other work on it) of the process on the CPU. A pair counts once an epoch. Memory is the largest resident size of the process at the last step (on a GPU: allocated there).
 The mean loss of the epochs is printed for all; the orders differ, so the peer's need not be equal. Losses of our
 variants are compared with those of the plain path step by step.
 """
@@ -39,18 +39,22 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 HH = ROOT.parent / "shared" / "data" / "hh_harmless_dev.jsonl.gz"
 LEARNING_RATE = 1e-4  # of both sides; TRL's default
+SIZES = {"5m": (256, 688, 6, 4), "300m": (1024, 2816, 24, 16)}  # Llamas made here: hidden, inner, layers, heads
 
 
 # data and model
 
 
-def pair_rows(arguments: argparse.Namespace) -> list[dict]:
+def pair_rows(arguments: argparse.Namespace, model: Path) -> list[dict]:
     """Preference rows in a format that train_rm reads."""
     from openrlhf.cli.common import POCKET, cache_folder, resolve_pocket_model
     from openrlhf.datasets.files import read_records
     from openrlhf.datasets.pairing import build_pairs
     from openrlhf.evaluation.sampling import pocket_preferences, pocket_question_count
+    from openrlhf.models.pretrained import load_tokenizer
 
+    if arguments.data == "generated":
+        return generated_rows(load_tokenizer(model), arguments.pairs, arguments.length, arguments.prompt_share)
     if arguments.data == POCKET:
         questions = pocket_question_count(arguments.pairs)
         return pocket_preferences(cache_folder(), resolve_pocket_model(POCKET), n_questions=questions, progress=False)
@@ -82,7 +86,7 @@ def generated_rows(tokenizer, pairs: int, length: int, prompt_share: float) -> l
 
 
 def make_model(folder: Path, arguments: argparse.Namespace) -> Path:
-    """A reward checkpoint to start from: the 5-million Llama, or --model with a head, in float32."""
+    """A reward checkpoint to start from: a Llama of SIZES, or --model with a head, in float32."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -90,11 +94,12 @@ def make_model(folder: Path, arguments: argparse.Namespace) -> Path:
     from openrlhf.models.pretrained import load_reward_model, load_tokenizer, save_reward_model
 
     source = resolve_pocket_model(arguments.model)
-    if arguments.model == "5m":
+    if arguments.model in SIZES:
         tokenizer = load_tokenizer(resolve_pocket_model(arguments.tokenizer or POCKET))
+        hidden, inner, layers, heads = SIZES[arguments.model]
         config = AutoConfig.for_model(
-            "llama", vocab_size=len(tokenizer), hidden_size=256, intermediate_size=688, num_hidden_layers=6,
-            num_attention_heads=4, max_position_embeddings=4096, tie_word_embeddings=True,
+            "llama", vocab_size=len(tokenizer), hidden_size=hidden, intermediate_size=inner, num_hidden_layers=layers,
+            num_attention_heads=heads, max_position_embeddings=4096, tie_word_embeddings=True,
             bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id,
         )  # fmt: skip
         torch.manual_seed(0)
@@ -171,9 +176,9 @@ def matmul_rate(precision: str, threads: int) -> float:
     a = torch.randn(size, size, device=device, dtype=torch.bfloat16 if precision == "bf16" else torch.float32)
     best = float("inf")
     for _ in range(10):
-        start = now()
+        start = now()[0]
         a @ a
-        best = min(best, now() - start)
+        best = min(best, now()[0] - start)
     return 2 * size**3 / best
 
 
@@ -185,7 +190,7 @@ class Timed:
 
     def __init__(self, trainer, warmup: int, total: int) -> None:
         self.trainer, self.warmup, self.total = trainer, warmup, total
-        self.marks: list[float] = []
+        self.marks: list[tuple[float, float]] = []
         self.sums: list = []
         self.memory = 0.0
 
@@ -229,7 +234,8 @@ def train_ours(settings: dict) -> dict:
     tokens = sum(2 * len(p.prompt_ids) + len(p.chosen_ids) + len(p.rejected_ids) for p in seen)
     losses = [one["loss"] / one["pairs"] for one in sums]
     return {
-        "seconds": clock.marks[-1] - clock.marks[0],
+        "seconds": clock.marks[-1][0] - clock.marks[0][0],
+        "cpu_seconds": clock.marks[-1][1] - clock.marks[0][1],
         "pairs": sum(one["pairs"] for one in sums[settings["warmup"] :]),
         "tokens": tokens * settings["epochs"],
         "memory": clock.memory,
@@ -309,7 +315,8 @@ def run_all(runs: list[dict], task: dict, model: Path, folder: Path, arguments: 
             found[run["name"]].append(measure(run, task, model, folder, arguments))
     rows = {}
     for name, results in found.items():
-        rates = [one["pairs"] / one["seconds"] for one in results]
+        seconds = "seconds" if arguments.clock == "wall" else "cpu_seconds"
+        rates = [one["pairs"] / one[seconds] for one in results]
         rows[name] = {
             **results[0], "pairs_per_s": statistics.median(rates), "runs": rates,
             "memory": statistics.median(one["memory"] for one in results),
@@ -372,12 +379,14 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__.split("\n")[0], epilog=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--data", default="pocket", help="pocket, hh, gsm8k, or a file of pairs or labelled solutions")
+    parser.add_argument("--data", default="pocket", help="pocket, hh, gsm8k, generated, or a file of pairs or solutions")
     parser.add_argument("--solutions", default=os.environ.get("DATA"), help="labelled solutions of gsm8k; default: $DATA")
     parser.add_argument("--pairs_per_question", type=int, default=4, help="of labelled solutions")
+    parser.add_argument("--length", type=int, default=256, help="of generated rows: tokens of prompt and response")
+    parser.add_argument("--prompt_share", type=float, default=0.5, help="of generated rows: the prompt's part of them")
     parser.add_argument("--input_template", help="of train_rm; default: pocket's for pocket, else as train_rm")
-    parser.add_argument("--model", default="5m", help="5m (a Llama made here), pocket, or a folder")
-    parser.add_argument("--tokenizer", help="folder of the tokenizer of 5m; default: pocket's")
+    parser.add_argument("--model", default="5m", help="5m or 300m (Llamas made here), pocket, or a folder")
+    parser.add_argument("--tokenizer", help="of a Llama made here: a folder; default: pocket's")
     parser.add_argument("--pairs", type=int, default=256, help="pairs to read")
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--max_len", type=int, default=1024)
@@ -390,6 +399,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--precision", choices=["float32", "bf16"], default="float32")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument(
+        "--clock", choices=["wall", "cpu"], default="wall", help="cpu: of the process alone, for a busy machine"
+    )
     parser.add_argument("--growth", action="store_true", help="cost by prompt share and length instead")
     parser.add_argument("--json", help="file for all figures")
     parser.add_argument("--quick", action="store_true", help="few pairs, one run of each")
@@ -398,7 +410,7 @@ def parse() -> argparse.Namespace:
         arguments.pairs, arguments.repeats, arguments.batch_size, arguments.peer_batches = 48, 1, 16, [8]
     if arguments.data == "pocket" and not arguments.input_template:
         arguments.input_template = "pocket"
-    if arguments.growth:
+    if arguments.growth or arguments.data == "generated":
         arguments.input_template = "{question}"
     return arguments
 
@@ -422,10 +434,10 @@ def main() -> None:
             last = table[2]["milliseconds"]
             found = [(last["plain"] / min(last.values()), "training speed at the longest prompts, best against plain")]
         else:
-            if peers and arguments.batch_size != 8:
+            if peers and arguments.batch_size != 8 and not arguments.quick:
                 plain = {**runs[0], "name": "plain, 8 a step", "batch": 8, "pass": 8}
                 runs.append(plain)
-            task = prepare(pair_rows(arguments)[: arguments.pairs], folder / "data", model, arguments)
+            task = prepare(pair_rows(arguments, model)[: arguments.pairs], folder / "data", model, arguments)
             print(
                 f"{task['pairs']} pairs, {task['tokens']} tokens ({task['shared_tokens']} of them a prompt's second "
                 f"time), longest row {task['longest']}; {arguments.epochs} epoch(s)"

@@ -22,13 +22,13 @@ def peak_memory() -> float:
     return int(fields["VmHWM"].split()[0]) / 1024
 
 
-def now() -> float:
-    """Seconds of a clock, after everything that was started on a GPU."""
+def now() -> tuple[float, float]:
+    """Seconds of the wall clock and of this process's work on the CPU, after everything that was started on a GPU."""
     import torch
 
     if torch.cuda.is_available():
         torch.cuda.synchronize()
-    return time.perf_counter()
+    return time.perf_counter(), time.process_time()
 
 
 def train(settings: dict) -> dict:
@@ -39,7 +39,8 @@ def train(settings: dict) -> dict:
             (pairs per pass), accumulation, grouped (TRL's length grouping), gradient_checkpointing, and what both
             sides share: bf16, epochs, learning_rate, threads, warmup (steps that are not measured), max_len.
     Returns:
-        seconds and pairs of the measured steps, tokens of the whole run, memory in MiB, mean loss.
+        seconds (wall clock), cpu_seconds and pairs of the measured steps, tokens of the whole run, memory in MiB, mean
+        loss.
     """
     import datasets
     import torch
@@ -72,7 +73,7 @@ def train(settings: dict) -> dict:
         disable_tqdm=True,
         **(grouping if settings["grouped"] else {}),
     )
-    marks: list[float] = []
+    marks: list[tuple[float, float]] = []
     memory: list[float] = []
 
     class Clock(TrainerCallback):
@@ -91,7 +92,8 @@ def train(settings: dict) -> dict:
     per_epoch = -(-len(data) // per_step)
     seen = (settings["warmup"] // per_epoch) * len(data) + (settings["warmup"] % per_epoch) * per_step
     return {
-        "seconds": marks[-1] - marks[0],
+        "seconds": marks[-1][0] - marks[0][0],
+        "cpu_seconds": marks[-1][1] - marks[0][1],
         "pairs": len(data) * settings["epochs"] - seen,
         "tokens": int(trainer._total_train_tokens),
         "memory": memory[-1],
