@@ -14,9 +14,10 @@ times. Ours is the path of train_rm, with further flags for each variant (--vari
     TRL grouped, N       its length grouping, N pairs a pass, as many passes a step as give --batch_size
 Precision and gradient checkpointing aside nothing of the peer is changed for speed. Time is that of the optimizer
 steps after the first --batch_size pairs, without loading and tokenisation, with logging and data order, by the wall
-clock or (--clock cpu, for a machine with other work on it) of the process on the CPU. A pair counts once an epoch. Memory is the largest resident size of the process at the last step (on a GPU: allocated there).
-The mean loss of the epochs is printed for all; the orders differ, so the peer's need not be equal. Losses of our
-variants are compared with those of the plain path step by step.
+clock or (--clock cpu, for a machine with other work on it) of the process on the CPU. A pair counts once an epoch.
+Memory is the largest resident size of the process at the last step (on a GPU: allocated there). The mean loss of the
+epochs is printed for all; the orders differ, so the peer's need not be equal. Losses of our variants are compared with
+those of the plain path step by step.
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ import dataclasses
 import json
 import os
 import platform
-import random
 import shlex
 import statistics
 import subprocess
@@ -35,140 +35,18 @@ import tempfile
 import time
 from pathlib import Path
 
+from train_peer import now, peak_memory
+from train_tasks import LEARNING_RATE, generated_rows, make_model, pair_rows, prepare
+
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
-HH = ROOT.parent / "shared" / "data" / "hh_harmless_dev.jsonl.gz"
-LEARNING_RATE = 1e-4  # of both sides; TRL's default
-SIZES = {"5m": (256, 688, 6, 4), "300m": (1024, 2816, 24, 16)}  # Llamas made here: hidden, inner, layers, heads
+sys.path.insert(0, str(ROOT))
 
-
-# data and model
-
-
-def pair_rows(arguments: argparse.Namespace, model: Path) -> list[dict]:
-    """Preference rows in a format that train_rm reads."""
-    from openrlhf.cli.common import POCKET, cache_folder, resolve_pocket_model
-    from openrlhf.datasets.files import read_records
-    from openrlhf.datasets.pairing import build_pairs
-    from openrlhf.evaluation.sampling import pocket_preferences, pocket_question_count
-    from openrlhf.models.pretrained import load_tokenizer
-
-    if arguments.data == "generated":
-        return generated_rows(load_tokenizer(model), arguments.pairs, arguments.length, arguments.prompt_share)
-    if arguments.data == POCKET:
-        questions = pocket_question_count(arguments.pairs)
-        return pocket_preferences(cache_folder(), resolve_pocket_model(POCKET), n_questions=questions, progress=False)
-    path = {"hh": HH, "gsm8k": Path(arguments.solutions or "")}.get(arguments.data, Path(arguments.data))
-    if not path.is_file():
-        raise SystemExit(f"--data {arguments.data}: no file {path}; name one (--solutions or DATA for gsm8k)")
-    rows = [row for _, row in read_records(path)]
-    if rows and "is_correct" in rows[0]:
-        rows, _ = build_pairs(rows, arguments.pairs_per_question, 0, strip_calculator=True)
-    return rows
-
-
-def generated_rows(tokenizer, pairs: int, length: int, prompt_share: float) -> list[dict]:
-    """Pairs of random words, about ``length`` tokens for prompt and response, responses of 75 to 125% of their share."""
-    marked = (token for token in sorted(tokenizer.get_vocab()) if token[:1] in "Ġ▁" and token[1:].isalpha())
-    # A word counts where it is one token alone and twice: then a text of n words has n tokens.
-    words = [" " + token[1:] for token in marked if len(tokenizer.tokenize(f" {token[1:]}" * 2)) == 2][:500]
-    rng = random.Random(0)
-
-    def text(tokens: float) -> str:
-        return "".join(rng.choice(words) for _ in range(max(1, round(tokens))))
-
-    def response() -> str:
-        return text(length * (1 - prompt_share) * rng.uniform(0.75, 1.25))
-
-    return [
-        {"prompt": text(length * prompt_share), "chosen": response(), "rejected": response()} for _ in range(pairs)
-    ]
-
-
-def make_model(folder: Path, arguments: argparse.Namespace) -> Path:
-    """A reward checkpoint to start from: a Llama of SIZES, or --model with a head, in float32."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    from openrlhf.cli.common import POCKET, resolve_pocket_model
-    from openrlhf.models.pretrained import load_reward_model, load_tokenizer, save_reward_model
-
-    source = resolve_pocket_model(arguments.model)
-    if arguments.model in SIZES:
-        tokenizer = load_tokenizer(resolve_pocket_model(arguments.tokenizer or POCKET))
-        hidden, inner, layers, heads = SIZES[arguments.model]
-        config = AutoConfig.for_model(
-            "llama", vocab_size=len(tokenizer), hidden_size=hidden, intermediate_size=inner, num_hidden_layers=layers,
-            num_attention_heads=heads, max_position_embeddings=4096, tie_word_embeddings=True,
-            bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id,
-        )  # fmt: skip
-        torch.manual_seed(0)
-        source = folder / "language-model"
-        AutoModelForCausalLM.from_config(config).save_pretrained(source)
-    else:
-        tokenizer = load_tokenizer(source)
-    model = load_reward_model(source, allow_missing_head=True, pad_token_id=tokenizer.pad_token_id)
-    save_reward_model(folder / "model", model, tokenizer, dtype=torch.float32)
-    return folder / "model"
-
-
-def common_flags(arguments: argparse.Namespace, model: Path, rows: Path, scratch: Path) -> list[str]:
-    """Flags of train_rm that all our variants share."""
-    flags = {
-        "pretrain": model, "dataset": rows, "save_path": scratch / "trained", "eval_fraction": 0,
-        "max_len": arguments.max_len, "on_long": "drop", "max_epochs": arguments.epochs, "lr_scheduler": "constant",
-        "learning_rate": LEARNING_RATE, "lr_warmup_ratio": 0, "reward_model_strategy": "vanilla",
-    }  # fmt: skip
-    words = [str(word) for name, value in flags.items() for word in (f"--{name}", value)]
-    words += ["--input_template", arguments.input_template] if arguments.input_template else []
-    return words + (["--bf16"] if arguments.precision == "bf16" else [])
-
-
-def prepare(rows: list[dict], folder: Path, model: Path, arguments: argparse.Namespace) -> dict:
-    """Write pairs as train_rm reads them and as token ids for the peer; tells sizes and what a pair costs."""
-    from transformers import AutoConfig
-
-    from openrlhf.cli.parser import parse_config
-    from openrlhf.cli.train_rm import load_pairs
-    from openrlhf.datasets.jsonl import write_jsonl
-    from openrlhf.models.pretrained import load_tokenizer
-    from openrlhf.trainer.config import TrainRMConfig
-
-    folder.mkdir(exist_ok=True)
-    write_jsonl(folder / "pairs.jsonl", rows)
-    flags = common_flags(arguments, model, folder / "pairs.jsonl", folder)
-    data, _ = load_pairs(parse_config(TrainRMConfig, flags), load_tokenizer(model))
-    pairs = [data[i] for i in range(len(data))]
-    config = AutoConfig.from_pretrained(model)
-    ids = [
-        {"chosen_ids": p.prompt_ids + p.chosen_ids, "rejected_ids": p.prompt_ids + p.rejected_ids, "length": int(n)}
-        for p, n in zip(pairs, data.lengths, strict=True)
-    ]
-    write_jsonl(folder / "ids.jsonl", ids)
-    lengths = [len(row[name]) for row in ids for name in ("chosen_ids", "rejected_ids")]
-    shared = sum(len(p.prompt_ids) for p in pairs)
-    return {
-        "flags": flags, "ids": str(folder / "ids.jsonl"), "pairs": len(pairs), "tokens": sum(lengths),
-        "shared_tokens": shared, "longest": max(lengths), "flops": training_flops(config, lengths),
-    }  # fmt: skip
-
-
-def training_flops(config, lengths: list[int]) -> float:
-    """Floating-point operations of forward and backward over rows of these lengths, each computed whole.
-
-    6 for every weight of the layers and token, 6 L H S^2 for causal attention of a row (half of the full square).
-    """
-    hidden, inner, layers = config.hidden_size, config.intermediate_size, config.num_hidden_layers
-    head = getattr(config, "head_dim", None) or hidden // config.num_attention_heads
-    queries, keys = config.num_attention_heads * head, config.num_key_value_heads * head
-    weights = layers * (2 * hidden * queries + 2 * hidden * keys + 3 * hidden * inner)
-    return float(sum(6 * weights * s + 6 * layers * queries * s * s for s in lengths))
+# one measurement, in a process of its own
 
 
 def matmul_rate(precision: str, threads: int) -> float:
     """Floating-point operations a second of a square matrix product on this device, best of several."""
     import torch
-    from train_peer import now
 
     torch.set_num_threads(threads)
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -180,9 +58,6 @@ def matmul_rate(precision: str, threads: int) -> float:
         a @ a
         best = min(best, now()[0] - start)
     return 2 * size**3 / best
-
-
-# one measurement, in a process of its own
 
 
 class Timed:
@@ -198,8 +73,6 @@ class Timed:
         return getattr(self.trainer, name)
 
     def train_step(self, step: int):
-        from train_peer import now, peak_memory
-
         result = self.trainer.train_step(step)
         self.sums.append(result[0])
         if step + 1 in (self.warmup, self.total):
@@ -248,7 +121,11 @@ def train_ours(settings: dict) -> dict:
 def measure(run: dict, task: dict, model: Path, folder: Path, arguments: argparse.Namespace) -> dict:
     """Run one measurement and read what it printed."""
     batch = run["batch"]
-    settings = {"threads": arguments.threads, "epochs": arguments.epochs, "warmup": max(1, arguments.batch_size // batch)}
+    settings = {
+        "threads": arguments.threads,
+        "epochs": arguments.epochs,
+        "warmup": max(1, arguments.batch_size // batch),
+    }
     if run["peer"]:
         settings |= {
             "model": str(model), "ids": task["ids"], "batch": run["pass"], "accumulation": batch // run["pass"],
@@ -313,6 +190,7 @@ def run_all(runs: list[dict], task: dict, model: Path, folder: Path, arguments: 
     for _ in range(arguments.repeats):
         for run in runs:
             found[run["name"]].append(measure(run, task, model, folder, arguments))
+            print(f"{run['name']}: {found[run['name']][-1]}"[:160], file=sys.stderr)
     rows = {}
     for name, results in found.items():
         seconds = "seconds" if arguments.clock == "wall" else "cpu_seconds"
@@ -328,7 +206,9 @@ def run_all(runs: list[dict], task: dict, model: Path, folder: Path, arguments: 
 
 def print_rows(rows: dict[str, dict], rate: float) -> None:
     """One line a run; utilisation is that of the rows computed whole, so that sharing shows as more."""
-    print(f"\n{'':22}{'pairs/s':>9}{'tokens/s':>10}{'MiB':>7}{'of matmul rate':>16}{'mean loss':>11}{'tokens seen':>13}")
+    print(
+        f"\n{'':22}{'pairs/s':>9}{'tokens/s':>10}{'MiB':>7}{'of matmul rate':>16}{'mean loss':>11}{'tokens seen':>13}"
+    )
     for name, row in rows.items():
         print(
             f"{name:22}{row['pairs_per_s']:9.2f}{row['tokens_per_s']:10.0f}{row['memory']:7.0f}"
@@ -372,15 +252,22 @@ def ratios(rows: dict[str, dict]) -> list[tuple[float, str]]:
         found += [(ours[way] / peer[name], f"training speed, ours ({way}) against {name}") for way in ours]
     memory = rows[best]["memory"] / rows[strongest]["memory"]
     print(f"memory: ours ({best}) / {strongest} = {memory:.2f}")
-    return [*found, (ours[best] / peer[strongest], f"training speed, ours ({best}) against {strongest}, the peer's best")]
+    return [
+        *found,
+        (ours[best] / peer[strongest], f"training speed, ours ({best}) against {strongest}, the peer's best"),
+    ]
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__.split("\n")[0], epilog=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--data", default="pocket", help="pocket, hh, gsm8k, generated, or a file of pairs or solutions")
-    parser.add_argument("--solutions", default=os.environ.get("DATA"), help="labelled solutions of gsm8k; default: $DATA")
+    parser.add_argument(
+        "--data", default="pocket", help="pocket, hh, gsm8k, generated, or a file of pairs or solutions"
+    )
+    parser.add_argument(
+        "--solutions", default=os.environ.get("DATA"), help="labelled solutions of gsm8k; default: $DATA"
+    )
     parser.add_argument("--pairs_per_question", type=int, default=4, help="of labelled solutions")
     parser.add_argument("--length", type=int, default=256, help="of generated rows: tokens of prompt and response")
     parser.add_argument("--prompt_share", type=float, default=0.5, help="of generated rows: the prompt's part of them")
@@ -393,7 +280,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--batch_size", type=int, default=32, help="pairs a step (TRL's defaults: 8)")
     parser.add_argument("--micro_batch_size", type=int, default=8, help="pairs a pass of ours")
     parser.add_argument("--batch_tokens", type=int, default=4096, help="tokens a packed pass of ours")
-    parser.add_argument("--variant", action="append", default=[], metavar="NAME=FLAGS", help="further flags of train_rm")
+    parser.add_argument(
+        "--variant", action="append", default=[], metavar="NAME=FLAGS", help="further flags of train_rm"
+    )
     parser.add_argument("--peer_batches", type=int, nargs="+", default=[8, 16, 32], help="pairs a pass of TRL grouped")
     parser.add_argument("--peer_python", default=os.environ.get("PEER_PYTHON", str(ROOT / ".venv-peers/bin/python")))
     parser.add_argument("--precision", choices=["float32", "bf16"], default="float32")
