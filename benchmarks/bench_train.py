@@ -44,7 +44,7 @@ sys.path.insert(0, str(ROOT))
 # one measurement, in a process of its own
 
 
-def matmul_rate(precision: str, threads: int) -> float:
+def matmul_rate(precision: str, threads: int, clock: str) -> float:
     """Floating-point operations a second of a square matrix product on this device, best of several."""
     import torch
 
@@ -54,9 +54,10 @@ def matmul_rate(precision: str, threads: int) -> float:
     a = torch.randn(size, size, device=device, dtype=torch.bfloat16 if precision == "bf16" else torch.float32)
     best = float("inf")
     for _ in range(10):
-        start = now()[0]
+        start = now()
         a @ a
-        best = min(best, now()[0] - start)
+        wall, cpu = (end - begin for end, begin in zip(now(), start, strict=True))
+        best = min(best, wall if clock == "wall" else cpu)
     return 2 * size**3 / best
 
 
@@ -164,10 +165,13 @@ def our_runs(arguments: argparse.Namespace) -> list[dict]:
     for text in arguments.variant:
         name, _, flags = text.partition("=")
         variants[name] = shlex.split(flags)
-    size, micro = arguments.batch_size, min(arguments.micro_batch_size, arguments.batch_size)
-    return [
-        {"name": name, "peer": False, "batch": size, "pass": micro, "flags": flags} for name, flags in variants.items()
-    ]
+    size, runs = arguments.batch_size, []
+    for name, flags in variants.items():
+        packed = any(word.startswith("--batch_tokens") for word in flags)  # the tokens then say what a pass holds
+        for micro in [size] if packed else sorted({min(one, size) for one in arguments.micro_batch_sizes}):
+            label = name if packed else f"{name}, {micro}"
+            runs.append({"name": label, "peer": False, "batch": size, "pass": micro, "flags": flags})
+    return runs
 
 
 def peer_runs(arguments: argparse.Namespace) -> list[dict]:
@@ -214,11 +218,12 @@ def print_rows(rows: dict[str, dict], rate: float) -> None:
             f"{name:22}{row['pairs_per_s']:9.2f}{row['tokens_per_s']:10.0f}{row['memory']:7.0f}"
             f"{row['flops_per_s'] / rate:16.3f}{row['loss']:11.5f}{row['tokens']:13d}"
         )
-    plain = rows["plain"]
-    for name, row in rows.items():
-        if len(row.get("losses", [])) == len(plain["losses"]) and name != "plain":
-            worst = max(abs(a - b) for a, b in zip(row["losses"], plain["losses"], strict=True))
-            print(f"{name}: largest difference of a step's loss from the plain path {worst:.1e}")
+    first, *others = rows
+    for name in others:
+        losses, wanted = rows[name].get("losses", []), rows[first]["losses"]
+        if len(losses) == len(wanted):
+            worst = max(abs(a - b) for a, b in zip(losses, wanted, strict=True))
+            print(f"{name}: largest difference of a step's loss from {first!r}: {worst:.1e}")
 
 
 def growth(model: Path, folder: Path, runs: list[dict], arguments: argparse.Namespace) -> list[dict]:
@@ -244,18 +249,15 @@ def ratios(rows: dict[str, dict]) -> list[tuple[float, str]]:
     ours = {name: row["pairs_per_s"] for name, row in rows.items() if "losses" in row}
     peer = {name: row["pairs_per_s"] for name, row in rows.items() if "losses" not in row}
     best = max(ours, key=lambda name: ours[name])
-    found = [(ours[name] / ours["plain"], f"training speed, ours ({name}) against our plain path") for name in ours]
+    plain = max((name for name in ours if name.startswith("plain")), key=lambda name: ours[name])
     if not peer:
-        return [one for one in found if "(plain)" not in one[1]] or [(1.0, "training speed, only our plain path ran")]
+        return [(ours[best] / ours[plain], f"training speed, ours ({best}) against our plain path ({plain})")]
     strongest = max(peer, key=lambda name: peer[name])
-    for name in dict.fromkeys(["TRL defaults", strongest]):
-        found += [(ours[way] / peer[name], f"training speed, ours ({way}) against {name}") for way in ours]
     memory = rows[best]["memory"] / rows[strongest]["memory"]
     print(f"memory: ours ({best}) / {strongest} = {memory:.2f}")
-    return [
-        *found,
-        (ours[best] / peer[strongest], f"training speed, ours ({best}) against {strongest}, the peer's best"),
-    ]
+    against = [("our plain path", ours[plain]), ("TRL defaults", peer["TRL defaults"])]
+    against.append((f"{strongest}, the peer's best", peer[strongest]))
+    return [(ours[best] / rate, f"training speed, ours ({best}) against {name}") for name, rate in against]
 
 
 def parse() -> argparse.Namespace:
@@ -278,12 +280,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--max_len", type=int, default=1024)
     parser.add_argument("--batch_size", type=int, default=32, help="pairs a step (TRL's defaults: 8)")
-    parser.add_argument("--micro_batch_size", type=int, default=8, help="pairs a pass of ours")
+    parser.add_argument("--micro_batch_sizes", type=int, nargs="+", default=[4, 8], help="pairs a pass of ours")
     parser.add_argument("--batch_tokens", type=int, default=4096, help="tokens a packed pass of ours")
     parser.add_argument(
         "--variant", action="append", default=[], metavar="NAME=FLAGS", help="further flags of train_rm"
     )
-    parser.add_argument("--peer_batches", type=int, nargs="+", default=[8, 16, 32], help="pairs a pass of TRL grouped")
+    parser.add_argument("--peer_batches", type=int, nargs="+", default=[4, 8, 16], help="pairs a pass of TRL grouped")
     parser.add_argument("--peer_python", default=os.environ.get("PEER_PYTHON", str(ROOT / ".venv-peers/bin/python")))
     parser.add_argument("--precision", choices=["float32", "bf16"], default="float32")
     parser.add_argument("--repeats", type=int, default=3)
@@ -297,6 +299,7 @@ def parse() -> argparse.Namespace:
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.pairs, arguments.repeats, arguments.batch_size, arguments.peer_batches = 48, 1, 16, [8]
+        arguments.micro_batch_sizes = [8]
     if arguments.data == "pocket" and not arguments.input_template:
         arguments.input_template = "pocket"
     if arguments.growth or arguments.data == "generated":
@@ -321,17 +324,20 @@ def main() -> None:
             runs += [run for run in peers if run["name"].startswith("TRL grouped")][:1]
             record["growth"] = table = growth(model, folder, runs, arguments)
             last = table[2]["milliseconds"]
-            found = [(last["plain"] / min(last.values()), "training speed at the longest prompts, best against plain")]
+            ours = {run["name"]: last[run["name"]] for run in runs if not run["peer"]}
+            plain = min(cost for name, cost in ours.items() if name.startswith("plain"))
+            found = [
+                (plain / min(ours.values()), "training speed where prompts are 90%, our best against our plain path")
+            ]
         else:
             if peers and arguments.batch_size != 8 and not arguments.quick:
-                plain = {**runs[0], "name": "plain, 8 a step", "batch": 8, "pass": 8}
-                runs.append(plain)
+                runs.append({**runs[0], "name": "plain, 8 a step", "batch": 8, "pass": 8})
             task = prepare(pair_rows(arguments, model)[: arguments.pairs], folder / "data", model, arguments)
             print(
                 f"{task['pairs']} pairs, {task['tokens']} tokens ({task['shared_tokens']} of them a prompt's second "
                 f"time), longest row {task['longest']}; {arguments.epochs} epoch(s)"
             )
-            rate = matmul_rate(arguments.precision, arguments.threads)
+            rate = matmul_rate(arguments.precision, arguments.threads, arguments.clock)
             rows = run_all(runs + peers, task, model, folder, arguments)
             print_rows(rows, rate)
             found = ratios(rows)
