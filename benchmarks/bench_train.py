@@ -345,9 +345,10 @@ def main() -> None:
             record["matmul_flops_per_s"] = rate
     record["ratios"] = [{"ratio": number, "what": what} for number, what in found]
     record["wall_seconds"] = time.perf_counter() - start
-    if arguments.json:
-        record["settings"]["peer_python"] = Path(arguments.peer_python).name
-        Path(arguments.json).write_text(json.dumps(record, indent=2) + "\n")
+    if target := arguments.json:
+        for name in ("data", "solutions", "model", "tokenizer", "peer_python", "json"):  # names, no machine's paths
+            record["settings"][name] = Path(getattr(arguments, name) or "").name
+        Path(target).write_text(json.dumps(record, indent=2) + "\n")
     for number, what in found:
         print(f"ratio {number:.2f} {what}")
 
