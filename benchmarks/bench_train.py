@@ -89,18 +89,22 @@ def train_ours(settings: dict) -> dict:
 
     from openrlhf.cli import train_rm
     from openrlhf.cli.parser import parse_config
+    from openrlhf.trainer import loop
     from openrlhf.trainer.config import TrainRMConfig
     from openrlhf.trainer.reward_trainer import SUMS
 
     torch.set_num_threads(settings["threads"])
-    run_training, timed = train_rm.run_training, []
+    run_training, timed = loop.run_training, []
 
     def measured(engine, trainer, plan, *others):
         timed.append(Timed(trainer, settings["warmup"], plan.total_steps))
         return run_training(engine, timed[0], plan, *others)
 
-    train_rm.run_training = measured
-    train_rm.run(parse_config(TrainRMConfig, settings["flags"]))
+    loop.run_training = measured  # train_rm imports it when it runs
+    try:
+        train_rm.run(parse_config(TrainRMConfig, settings["flags"]))
+    finally:
+        loop.run_training = run_training
     clock = timed[0]
     sums = [dict(zip(SUMS, one.tolist(), strict=True)) for one in clock.sums]
     data = clock.trainer.data
