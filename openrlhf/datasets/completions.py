@@ -20,6 +20,7 @@ __all__ = [
     "group_by_question",
     "read_completions",
     "read_jsonl",
+    "read_truth",
     "row_to_completion",
     "sample_files",
     "write_jsonl",
@@ -77,7 +78,7 @@ def row_to_completion(row: Mapping[str, Any]) -> Completion:
         generated_solution=solution,
         expected_answer=None if expected is None else str(expected),
         predicted_answer=None if predicted is None else str(predicted),
-        is_correct=_label(rest.pop("is_correct", None)),
+        is_correct=read_truth(rest.pop("is_correct", None), "is_correct"),
         sample=0 if sample is None else _sample_number(sample),
         extra={key: _storable(value) for key, value in rest.items()},
     )
@@ -157,12 +158,19 @@ def _take(row: dict[str, Any], names: tuple[str, ...]) -> Any:
     return next((row.pop(name) for name in names if name in row), None)
 
 
-def _label(value: Any) -> bool | None:
+def read_truth(value: Any, key: str) -> bool | None:
+    """A label in one of its usual spellings (true, 1, "false", 0.0, ...); None stays None.
+
+    Args:
+        key: the column, for the message.
+    Raises:
+        ValueError: no truth value.
+    """
     if value is None or isinstance(value, bool):
         return value
     label = _LABELS.get(str(value).lower())
     if label is None:
-        raise ValueError(f"is_correct: expected true, false or null, got {value!r}")
+        raise ValueError(f"{key}: expected true, false or null, got {value!r}")
     return label
 
 

@@ -6,11 +6,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from openrlhf.datasets.completions import Completion
+from openrlhf.datasets.completions import Completion, read_truth
 from openrlhf.rewards.grading import PercentRule, extract_answer, grade_answer
 
 LABEL_KEYS = ("is_correct_origin", "is_correct")  # the first that a file has is compared with
-_TRUTH = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
 
 
 @dataclass(frozen=True)
@@ -60,13 +59,7 @@ def read_label(completion: Completion, key: str) -> bool | None:
     Raises:
         ValueError: the value is no truth value.
     """
-    value = _raw_label(completion, key)
-    if value is None or isinstance(value, bool):
-        return value
-    label = _TRUTH.get(str(value).lower())
-    if label is None:
-        raise ValueError(f"{key}: expected true, false or null, got {value!r}")
-    return label
+    return read_truth(_raw_label(completion, key), key)
 
 
 def count_agreement(grades: Iterable[Grade], labels: Iterable[bool | None]) -> dict[str, Any]:
