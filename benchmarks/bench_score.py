@@ -132,7 +132,7 @@ def work(arguments: argparse.Namespace) -> None:
         load_tokenizer(checkpoint.folder), completions, template=checkpoint.template,
         apply_chat_template=checkpoint.apply_chat_template, max_len=checkpoint.max_len,
     )  # fmt: skip
-    tokens = sum(len(one.ids) for one in encoded)
+    tokens = sum(map(len, encoded))
     rewards = [None if one.truncated else reward for one, reward in zip(encoded, rewards, strict=True)]
     print(json.dumps({"seconds": seconds, "tokens": tokens, "memory": memory, "rewards": rewards}))
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+Item = TypeVar("Item")
 WINDOW_BATCHES = 16  # sequences of about this many batches are sorted together: less padding, bounded memory
 
 
@@ -35,18 +37,29 @@ def token_batches(lengths: Sequence[int], batch_tokens: int, switch_length: int 
     return batches
 
 
-def token_windows(sequences: Iterable[Sequence[int]], batch_tokens: int) -> Iterator[list[Sequence[int]]]:
-    """Consecutive sequences, cut into lists of about WINDOW_BATCHES batches, in the order given."""
-    window: list[Sequence[int]] = []
+def cut_windows(
+    items: Iterable[Item], window_tokens: int, tokens_of: Callable[[Item], int] = len
+) -> Iterator[list[Item]]:
+    """Consecutive items, cut into lists of about window_tokens tokens, in the order given.
+
+    Args:
+        tokens_of: tokens of an item; by default its length.
+    """
+    window: list[Item] = []
     tokens = 0
-    for sequence in sequences:
-        window.append(sequence)
-        tokens += len(sequence)
-        if tokens >= WINDOW_BATCHES * batch_tokens:
+    for item in items:
+        window.append(item)
+        tokens += tokens_of(item)
+        if tokens >= window_tokens:
             yield window
             window, tokens = [], 0
     if window:
         yield window
+
+
+def token_windows(sequences: Iterable[Sequence[int]], batch_tokens: int) -> Iterator[list[Sequence[int]]]:
+    """Consecutive sequences, cut into lists of about WINDOW_BATCHES batches, in the order given."""
+    return cut_windows(sequences, WINDOW_BATCHES * batch_tokens)
 
 
 def response_batches(prompts: Sequence[int], responses: Sequence[int], batch_tokens: int) -> list[list[int]]:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from openrlhf.datasets.jsonl import append_jsonl, cut_partial_line, read_jsonl
 from openrlhf.datasets.tokenize import encode_prompts, encode_responses
+from openrlhf.evaluation.batching import cut_windows
 from openrlhf.evaluation.preference_sets import PreferenceItem
 from openrlhf.evaluation.scoring import EncodedCompletion, ScoredCompletion, ScoringBar, fit_response
 from openrlhf.utils.atomic import atomic_write_text
@@ -121,17 +122,12 @@ def _identity(item: PreferenceItem) -> dict[str, Any]:
 def _windows(
     tokenizer: Any, items: Sequence[PreferenceItem], max_len: int, window_tokens: int
 ) -> Iterator[list[Encoded]]:
-    window: list[Encoded] = []
-    tokens = 0
-    for start in range(0, len(items), _ENCODE_ITEMS):
-        for encoded in encode_items(tokenizer, items[start : start + _ENCODE_ITEMS], max_len):
-            window.append(encoded)
-            tokens += sum(len(one.prompt_ids) + len(one.response_ids) for one in encoded[0])
-            if tokens >= window_tokens:
-                yield window
-                window, tokens = [], 0
-    if window:
-        yield window
+    encoded = (
+        one
+        for start in range(0, len(items), _ENCODE_ITEMS)
+        for one in encode_items(tokenizer, items[start : start + _ENCODE_ITEMS], max_len)
+    )
+    return cut_windows(encoded, window_tokens, lambda one: sum(len(response) for response in one[0]))
 
 
 def _resume(path: Path, settings: dict[str, Any], items: Sequence[PreferenceItem]) -> list[dict[str, Any]]:

@@ -11,11 +11,13 @@ import json
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from openrlhf.datasets.completions import Completion, completion_to_row
 from openrlhf.datasets.jsonl import append_jsonl, cut_partial_line, read_jsonl, write_jsonl
+from openrlhf.evaluation.batching import cut_windows
 from openrlhf.evaluation.scoring import (
     EncodedCompletion,
     Goal,
@@ -138,8 +140,6 @@ def _windows(
     tokenizer, jobs: Sequence[ScoringJob], done: Sequence[int], window_tokens: int, options: dict[str, Any]
 ) -> Iterator[list[tuple[int, int, EncodedCompletion]]]:
     """(job, row, tokens) of what is left, row by row over all jobs, in lists of about window_tokens tokens."""
-    window: list[tuple[int, int, EncodedCompletion]] = []
-    tokens = 0
     longest = max((len(job.completions) for job in jobs), default=0)
     places = (
         (job, row)
@@ -147,21 +147,14 @@ def _windows(
         for job in range(len(jobs))
         if done[job] <= row < len(jobs[job].completions)
     )
-    while part := list(_take(places, _ENCODE_ROWS)):
-        texts = [jobs[job].completions[row] for job, row in part]
-        for (job, row), encoded in zip(part, encode_completions(tokenizer, texts, **options), strict=True):
-            window.append((job, row, encoded))
-            tokens += len(encoded.ids)
-            if tokens >= window_tokens:
-                yield window
-                window, tokens = [], 0
-    if window:
-        yield window
 
+    def encoded_rows() -> Iterator[tuple[int, int, EncodedCompletion]]:
+        while part := list(islice(places, _ENCODE_ROWS)):
+            texts = [jobs[job].completions[row] for job, row in part]
+            for (job, row), encoded in zip(part, encode_completions(tokenizer, texts, **options), strict=True):
+                yield job, row, encoded
 
-def _take(places: Iterator[tuple[int, int]], count: int) -> Iterator[tuple[int, int]]:
-    for _, place in zip(range(count), places, strict=False):
-        yield place
+    return cut_windows(encoded_rows(), window_tokens, lambda item: len(item[2]))
 
 
 def _place(jobs: Sequence[ScoringJob], job: int, row: int) -> str:

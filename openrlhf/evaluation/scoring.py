@@ -13,7 +13,7 @@ from tqdm import tqdm
 from openrlhf.datasets.completions import Completion
 from openrlhf.datasets.templates import render_question
 from openrlhf.datasets.tokenize import encode_prompts, encode_responses_with_ends
-from openrlhf.evaluation.batching import WINDOW_BATCHES, pad_right, response_batches, token_batches
+from openrlhf.evaluation.batching import WINDOW_BATCHES, cut_windows, pad_right, response_batches, token_batches
 from openrlhf.evaluation.goal_state import GoalState, QuestionGoals, goal_similarity
 from openrlhf.models.policy import pad_left
 from openrlhf.models.prompt_cache import compute_prompts, run_responses, supports_prompt_cache
@@ -38,6 +38,10 @@ class EncodedCompletion:
     def num_actions(self) -> int:
         """Response tokens including EOS."""
         return len(self.response_ids)
+
+    def __len__(self) -> int:
+        """Tokens of prompt and response; 0 when nothing of the response fits."""
+        return len(self.prompt_ids) + len(self.response_ids) if self.response_ids else 0
 
     @property
     def ids(self) -> list[int]:
@@ -121,14 +125,10 @@ def score_encoded(
     scorer = Scorer(model, goal, batch_tokens, ranks, share_prompts)
     scored: list[ScoredCompletion] = []
     with ScoringBar(len(encoded), disable=not progress or scorer.ranks.rank > 0) as bar:
-        while len(scored) < len(encoded):
-            first, tokens = len(scored), 0
-            end = first
-            while end < len(encoded) and tokens < scorer.window_tokens:
-                tokens += len(encoded[end].ids)
-                end += 1
-            asked = None if questions is None else questions[first:end]
-            scored += scorer.score(encoded[first:end], asked, lambda i, first=first: f"completion {first + i}", bar)
+        for window in cut_windows(encoded, scorer.window_tokens):
+            first = len(scored)
+            asked = None if questions is None else questions[first : first + len(window)]
+            scored += scorer.score(window, asked, lambda i, first=first: f"completion {first + i}", bar)
     return scored
 
 
@@ -203,7 +203,7 @@ class Scorer:
                 responses.setdefault((tuple(one.response_ids), goal_rows[i]), []).append(i)
 
         def tokens_of(group: Sequence[Sequence[int]]) -> int:
-            return sum(len(encoded[copies[0]].ids) for copies in group)
+            return sum(len(encoded[copies[0]]) for copies in group)
 
         by_prompt = [list(responses.values()) for responses in prompts.values()]
         fair = max(1, sum(map(tokens_of, by_prompt)) / self.ranks.world_size)
@@ -228,7 +228,7 @@ class Scorer:
                     found[copies[0]], truncated=encoded[i].truncated, token_ends=encoded[i].token_ends
                 )
         if bar is not None:  # copies, rows that do not fit, and the work of other processes
-            tokens = sum(len(one.ids) for one in encoded)
+            tokens = sum(map(len, encoded))
             bar.add(start[0] + len(encoded) - bar.n, start[1] + tokens - bar.tokens)
         return scored
 
@@ -249,19 +249,19 @@ class Scorer:
         bar: ScoringBar | None,
     ) -> Iterator[tuple[int, ScoredCompletion]]:
         """Positions and scores of groups of positions with one prompt each."""
-        total = sum(len(encoded[i].ids) for group in groups for i in group)
+        total = sum(len(encoded[i]) for group in groups for i in group)
         saved = sum((len(group) - 1) * len(encoded[group[0]].prompt_ids) for group in groups)
         share = self.share_prompts and saved > _WORTHWHILE * total
         switch = self.model.switch_length
         shared, whole = [], []
         for group in groups:
-            longest = max(len(encoded[i].ids) for i in group)
+            longest = max(len(encoded[i]) for i in group)
             if share and len(group) > 1 and (switch is None or longest <= switch):
                 shared.append(group)
             else:
                 whole += group
 
-        for batch in token_batches([len(encoded[i].ids) for i in whole], self.batch_tokens, switch):
+        for batch in token_batches([len(encoded[i]) for i in whole], self.batch_tokens, switch):
             rows = [whole[position] for position in batch]
             ids, mask = pad_right([encoded[i].ids for i in rows], self._pad_id, self.model.device)
             out = self.model(ids, mask)
@@ -305,7 +305,7 @@ class Scorer:
             cosines = None if similarities is None or goal_rows[i] < 0 else _numbers(similarities[row, response])
             yield i, ScoredCompletion(partial[-1], partial, cosines, encoded[i].num_actions, encoded[i].truncated)
         if bar is not None:
-            bar.add(len(rows), sum(len(encoded[i].ids) for i in rows))
+            bar.add(len(rows), sum(len(encoded[i]) for i in rows))
 
     @property
     def _pad_id(self) -> int:
