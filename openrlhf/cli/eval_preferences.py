@@ -6,7 +6,6 @@ import itertools
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from openrlhf.evaluation.preference_figures import SCORES, compare_preferences, 
 from openrlhf.evaluation.preference_scoring import score_preferences
 from openrlhf.evaluation.preference_sets import PreferenceSet, ReadingOptions, read_preference_set, source_name
 from openrlhf.evaluation.preference_table import format_preference_comparisons, format_preferences
+from openrlhf.evaluation.resuming import scoring_settings
 from openrlhf.evaluation.scoring import Scorer
 from openrlhf.models.pretrained import load_tokenizer
 from openrlhf.utils.atomic import atomic_write_text
@@ -104,14 +104,14 @@ def evaluate_preferences(
     ranks = ranks or OneProcess()
     scorer = scorer or Scorer(model, goal, batch_tokens, ranks, share_prompts)
     folder = Path(folder) / FOLDER
-    settings = {
-        "checkpoint": checkpoint.fingerprint,
-        "goal_state": goal.digest if goal else None,
-        "dtype": str(next(model.parameters()).dtype),
-        "template": checkpoint.template,
-        "apply_chat_template": checkpoint.apply_chat_template,
-        "max_len": checkpoint.max_len,
-    }
+    settings = scoring_settings(
+        model,
+        goal,
+        checkpoint=checkpoint.fingerprint,
+        template=checkpoint.template,
+        apply_chat_template=checkpoint.apply_chat_template,
+        max_len=checkpoint.max_len,
+    )
     summaries: dict[str, dict[str, Any]] = {}
     for one in sets:
         logger.info("%s: scoring %d rows of %s (%s)", one.name, len(one.items), one.source, one.format)
@@ -127,7 +127,7 @@ def evaluate_preferences(
         described = {"source": one.source, "format": one.format, "left_out": one.left_out}
         summaries[one.name] = described | summarise_preferences(rows, bootstrap=bootstrap, seed=seed)
     summary = {
-        "model": {key: value for key, value in asdict(checkpoint).items() if key != "folder"},
+        "model": checkpoint.described(),
         "goal_state": goal.digest if goal else None,
         "files": [f"{name}.jsonl" for name in summaries],
         "sets": summaries,

@@ -6,7 +6,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -179,8 +179,7 @@ def _evaluate(
     if ranks.rank == 0:
         write_manifest(folder, "eval_rm", config, {"checkpoint": checkpoint.fingerprint})
     model, tokenizer = checkpoint.load(config.bf16, config.attn_implementation)
-    summary: dict[str, Any] = {"model": asdict(checkpoint), "goal_state": goal.digest if goal else None, "sets": {}}
-    del summary["model"]["folder"]
+    summary: dict[str, Any] = {"model": checkpoint.described(), "goal_state": goal.digest if goal else None, "sets": {}}
     summary["files"] = [f"{file.benchmark}/{file.kind}/{file.name}.jsonl" for file in files]
     summary |= _kept(folder, checkpoint, bool(files), bool(preferences))
     for benchmark, members in groupby(files, key=lambda file: file.benchmark.split("/")[0]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,10 @@ class RewardCheckpoint:
     template: str  # prompt template; not used with apply_chat_template
     apply_chat_template: bool
     max_len: int  # tokens of prompt + response
+
+    def described(self) -> dict[str, Any]:
+        """What reports say of it: everything but the folder, which is of this machine."""
+        return {key: value for key, value in asdict(self).items() if key != "folder"}
 
     def load(self, bf16: bool = False, attn_implementation: str | None = None) -> tuple[RewardModel, Any]:
         """The model, in eval mode on the GPU when there is one, and its tokenizer.

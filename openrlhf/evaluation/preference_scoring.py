@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from openrlhf.datasets.jsonl import append_jsonl, cut_partial_line, read_jsonl
+from openrlhf.datasets.jsonl import append_jsonl, read_jsonl
 from openrlhf.datasets.tokenize import encode_prompts, encode_responses
 from openrlhf.evaluation.batching import cut_windows
 from openrlhf.evaluation.preference_sets import PreferenceItem
+from openrlhf.evaluation.resuming import open_scores
 from openrlhf.evaluation.scoring import EncodedCompletion, ScoredCompletion, ScoringBar, fit_response
-from openrlhf.utils.atomic import atomic_write_text
 from openrlhf.utils.ranks import Ranks
 
 logger = logging.getLogger(__name__)
@@ -131,23 +131,9 @@ def _windows(
 
 
 def _resume(path: Path, settings: dict[str, Any], items: Sequence[PreferenceItem]) -> list[dict[str, Any]]:
-    """Rows already in the file, without a last line that was cut off; none and a settings file for a new one."""
-    settings_path = path.with_name(path.stem + ".settings.json")
-    if not path.is_file() or path.stat().st_size == 0:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        atomic_write_text(settings_path, json.dumps(settings, indent=2, ensure_ascii=False) + "\n")
+    """Rows already in the file, checked to be of these items."""
+    if not open_scores(path, settings):
         return []
-    try:
-        earlier = json.loads(settings_path.read_text(encoding="utf-8")) if settings_path.is_file() else {}
-    except ValueError as error:
-        raise ValueError(f"{settings_path}: not valid JSON ({error}); remove it and {path} to score anew") from error
-    if earlier != settings:
-        changed = [name for name in settings if earlier.get(name) != settings[name]]
-        raise ValueError(
-            f"{path} was scored with other settings ({', '.join(changed)} differ: {earlier} against {settings}); "
-            "remove it or choose another --save_dir"
-        )
-    cut_partial_line(path)
     rows = [row for _, row in read_jsonl(path)]
     if len(rows) > len(items):
         raise ValueError(f"{path} holds {len(rows)} rows for {len(items)}; remove it to score anew")

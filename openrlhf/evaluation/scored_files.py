@@ -7,7 +7,6 @@ files, so that the prompt of a question is computed once for all its samples.
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from openrlhf.datasets.completions import Completion, completion_to_row
-from openrlhf.datasets.jsonl import append_jsonl, cut_partial_line, read_jsonl, write_jsonl
+from openrlhf.datasets.jsonl import append_jsonl, read_jsonl, write_jsonl
 from openrlhf.evaluation.batching import cut_windows
+from openrlhf.evaluation.resuming import open_scores, scoring_settings
 from openrlhf.evaluation.scoring import (
     EncodedCompletion,
     Goal,
@@ -27,7 +27,6 @@ from openrlhf.evaluation.scoring import (
     encode_completions,
 )
 from openrlhf.models.reward_model import RewardModel
-from openrlhf.utils.atomic import atomic_write_text
 from openrlhf.utils.ranks import OneProcess, Ranks
 
 logger = logging.getLogger(__name__)
@@ -92,14 +91,8 @@ def score_jobs(
         ValueError: a reward that is not finite, or a file that holds rows of other completions or settings.
     """
     ranks = ranks or OneProcess()
-    settings = {
-        "checkpoint": checkpoint,
-        "goal_state": goal.digest if goal else None,
-        "dtype": str(next(model.parameters()).dtype),
-        "template": template,
-        "apply_chat_template": apply_chat_template,
-        "max_len": max_len,
-    }
+    encode = {"template": template, "apply_chat_template": apply_chat_template, "max_len": max_len}
+    settings = scoring_settings(model, goal, checkpoint=checkpoint, **encode)
     scorer = Scorer(model, goal, batch_tokens, ranks, share_prompts)
     done = [_resume(job, settings) if ranks.rank == 0 else 0 for job in jobs]
     done = ranks.gather_objects(done)[0]  # what the main process found, once it has mended the files
@@ -108,7 +101,6 @@ def score_jobs(
         for job, count in zip(jobs, done, strict=True)
     ]
     total = sum(len(job.completions) for job in jobs)
-    encode = {"template": template, "apply_chat_template": apply_chat_template, "max_len": max_len}
     unscored = without_goal = 0
     with ScoringBar(total, sum(done), disable=not progress or ranks.rank > 0) as bar:
         for window in _windows(tokenizer, jobs, done, scorer.window_tokens, encode):
@@ -163,25 +155,10 @@ def _place(jobs: Sequence[ScoringJob], job: int, row: int) -> str:
 
 
 def _resume(job: ScoringJob, settings: dict[str, Any]) -> int:
-    """Number of rows already in the file, whose broken last line is cut off; a new file gets its settings file."""
-    path = job.out_path
-    if path is None:
+    """Number of rows already in the file, which get the labels of now."""
+    if job.out_path is None or not open_scores(job.out_path, settings):
         return 0
-    settings_path = path.with_name(path.stem + ".settings.json")
-    if not path.is_file() or path.stat().st_size == 0:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
-        atomic_write_text(settings_path, json.dumps(settings, indent=2, ensure_ascii=False) + "\n")
-        return 0
-    earlier = json.loads(settings_path.read_text(encoding="utf-8")) if settings_path.is_file() else None
-    if earlier != settings:
-        changed = [name for name in settings | (earlier or {}) if (earlier or {}).get(name) != settings.get(name)]
-        raise ValueError(
-            f"{path} was scored with other settings ({', '.join(changed)} differ: {earlier} against {settings}); "
-            "remove it or choose another --save_dir"
-        )
-    cut_partial_line(path)
-    return _refresh_labels(path, job.completions)
+    return _refresh_labels(job.out_path, job.completions)
 
 
 def _refresh_labels(path: Path, completions: Sequence[Completion]) -> int:
