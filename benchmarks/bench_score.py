@@ -20,11 +20,12 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+
+from measuring import largest_resident_size, run_measurement
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -104,12 +105,6 @@ def score_pipeline(checkpoint, completions, batch_size: int) -> tuple[float, lis
     return time.perf_counter() - start, found
 
 
-def largest_resident_size() -> float:
-    """Peak of this process in MiB = 2^20 bytes; getrusage would include the process that started it."""
-    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    return int(fields["VmHWM"].split()[0]) / 1024
-
-
 def work(arguments: argparse.Namespace) -> None:
     """One measurement, in a process of its own."""
     import torch
@@ -139,14 +134,10 @@ def work(arguments: argparse.Namespace) -> None:
 
 def measure(kind: str, checkpoint: Path, completions: Path, arguments: argparse.Namespace) -> dict:
     """Run one measurement and read what it printed."""
-    command = [sys.executable, __file__, "--work", kind, "--model", str(checkpoint), "--completions", str(completions)]
+    command = [__file__, "--work", kind, "--model", str(checkpoint), "--completions", str(completions)]
     command += ["--threads", str(arguments.threads)]
     command += ["--batch_tokens", str(arguments.batch_tokens)] if arguments.batch_tokens else []
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": str(arguments.threads)}
-    done = subprocess.run(command, env=environment, text=True, capture_output=True)
-    if done.returncode:
-        raise SystemExit(done.stderr)
-    return json.loads(done.stdout.strip().split("\n")[-1])
+    return run_measurement(command, arguments.threads)
 
 
 def main() -> None:

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+
+from measuring import largest_resident_size, run_measurement
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -55,12 +55,6 @@ def write_pairs(path: Path, count: int, prompt: int, response: int) -> Path:
     rows = [{"prompt": text(prompt), "chosen": text(response), "rejected": text(response)} for _ in range(count)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
-
-
-def largest_resident_size() -> float:
-    """Peak of this process in MiB = 2^20 bytes."""
-    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    return int(fields["VmHWM"].split()[0]) / 1024
 
 
 def work(arguments: argparse.Namespace) -> None:
@@ -109,15 +103,11 @@ def work(arguments: argparse.Namespace) -> None:
 
 def measure(kind: str, model: str, dataset: str, arguments: argparse.Namespace) -> dict:
     """Run one measurement and read what it printed."""
-    command = [sys.executable, __file__, "--work", kind, "--model", model, "--dataset", dataset]
+    command = [__file__, "--work", kind, "--model", model, "--dataset", dataset]
     for name in ("threads", "batch", "micro", "steps"):
         command += [f"--{name}", str(getattr(arguments, name))]
     command += ["--checkpointing"] if arguments.checkpointing else []
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": str(arguments.threads)}
-    done = subprocess.run(command, env=environment, text=True, capture_output=True)
-    if done.returncode:
-        raise SystemExit(done.stderr)
-    return json.loads(done.stdout.strip().split("\n")[-1])
+    return run_measurement(command, arguments.threads)
 
 
 def main() -> None:

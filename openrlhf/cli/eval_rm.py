@@ -135,7 +135,7 @@ def run(config: EvalRMConfig) -> dict[str, Any]:
             f"two models are called {twice[0]} and would write into one folder; score them one by one, each with its "
             "own --save_dir"
         )
-    goals = [_load_goal(*pair) for pair in zip(config.goal_state_path or [], checkpoints, strict=False)]
+    goals = [one.load_goal(path) for one, path in zip(checkpoints, config.goal_state_path or [], strict=False)]
     ensure_writable(config.save_dir, inside=True)
     files = []
     if config.completions_data_path:
@@ -272,20 +272,6 @@ def _read_preferences(config: EvalRMConfig, checkpoint: RewardCheckpoint) -> lis
         max_samples=config.max_samples,
         seed=config.seed,
     )
-
-
-def _load_goal(path: str, checkpoint: RewardCheckpoint) -> Goal:
-    from openrlhf.evaluation.goal_state import load_goal
-
-    goal = load_goal(path)
-    goal.check(checkpoint.fingerprint, checkpoint.name)
-    same = ("template", "apply_chat_template")
-    if any(getattr(goal, name) != getattr(checkpoint, name) for name in same):
-        raise ValueError(
-            f"the goal state was made with template {goal.template!r} (chat template: {goal.apply_chat_template}), "
-            f"scoring uses {checkpoint.template!r} ({checkpoint.apply_chat_template}); use the same for both"
-        )
-    return goal
 
 
 def main(argv: Sequence[str] | None = None) -> None:

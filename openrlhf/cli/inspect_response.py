@@ -143,18 +143,9 @@ def read_row(path: str, number: int) -> dict[str, Any]:
 
 def score(checkpoint: RewardCheckpoint, completion: Completion, config: InspectConfig) -> dict[str, Any]:
     """Scored row of one completion."""
-    from openrlhf.evaluation.goal_state import load_goal
     from openrlhf.evaluation.scored_files import score_completions
 
-    goal = None
-    if config.goal_state_path is not None:
-        goal = load_goal(config.goal_state_path)
-        goal.check(checkpoint.fingerprint, checkpoint.name)
-        if (goal.template, goal.apply_chat_template) != (checkpoint.template, checkpoint.apply_chat_template):
-            raise ValueError(
-                f"the goal state was made with template {goal.template!r}, the response is scored with "
-                f"{checkpoint.template!r}; use the same for both (--input_template)"
-            )
+    goal = None if config.goal_state_path is None else checkpoint.load_goal(config.goal_state_path)
     model, tokenizer = checkpoint.load(config.bf16)
     (row,) = score_completions(
         model,

@@ -12,6 +12,7 @@ import torch
 from transformers import AutoConfig
 
 from openrlhf.cli.common import check_positions
+from openrlhf.evaluation.goal_state import GoalState, QuestionGoals, load_goal
 from openrlhf.models.lora import SETTINGS_FILE
 from openrlhf.models.pretrained import checkpoint_fingerprint, load_reward_model, load_tokenizer
 from openrlhf.models.reward_model import RewardModel, read_settings, rotary_kinds
@@ -34,6 +35,21 @@ class RewardCheckpoint:
     def described(self) -> dict[str, Any]:
         """What reports say of it: everything but the folder, which is of this machine."""
         return {key: value for key, value in asdict(self).items() if key != "folder"}
+
+    def load_goal(self, path: str | Path) -> GoalState | QuestionGoals:
+        """A goal state, or goals per question, of this checkpoint.
+
+        Raises:
+            ValueError: it cannot be read, or was made with another checkpoint or another rendering of prompts.
+        """
+        goal = load_goal(path)
+        goal.check(self.fingerprint, self.name)
+        if (goal.template, goal.apply_chat_template) != (self.template, self.apply_chat_template):
+            raise ValueError(
+                f"the goal state was made with template {goal.template!r} (chat template: {goal.apply_chat_template}), "
+                f"scoring uses {self.template!r} ({self.apply_chat_template}); use the same for both"
+            )
+        return goal
 
     def load(self, bf16: bool = False, attn_implementation: str | None = None) -> tuple[RewardModel, Any]:
         """The model, in eval mode on the GPU when there is one, and its tokenizer.
