@@ -78,23 +78,21 @@ _PREPARATION = 1  # raised when prepared pairs of the same rows and options chan
 
 @dataclass(frozen=True)
 class PreferenceBatch:
-    """B pairs as 2B right-padded rows: chosen first, then rejected in the same order."""
+    """P pairs among R right-padded rows; a row may be part of several pairs."""
 
-    input_ids: Tensor  # (2B, S) int64
-    attention_mask: Tensor  # (2B, S) bool, True on real tokens
-    response_mask: Tensor  # (2B, S) bool, True on response tokens including EOS
-    margin: Tensor | None  # (B,) float32, reward units; None when the data set has no margins
-    index: Tensor  # (B,) int64, position of each pair in the data set
-    group: Tensor | None = None  # (B,) int64, equal for pairs of one prompt
-
-    @property
-    def pairs(self) -> int:
-        """B."""
-        return self.input_ids.shape[0] // 2
+    input_ids: Tensor  # (R, S) int64
+    attention_mask: Tensor  # (R, S) bool, True on real tokens
+    response_mask: Tensor  # (R, S) bool, True on response tokens including EOS
+    chosen: Tensor  # (P,) int64, row of each pair's chosen response
+    rejected: Tensor  # (P,) int64, row of its rejected response
+    weight: Tensor  # (P,) float32, what each pair counts in a mean: those of one example add up to 1
+    margin: Tensor | None  # (P,) float32, reward units; None when the data set has no margins
+    index: Tensor  # (B,) int64, position of each example in the data set
+    group: Tensor | None = None  # (B,) int64, equal for examples of one prompt
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """(2B, ...) -> the rows of the chosen (B, ...) and of the rejected (B, ...) responses."""
-        return x[: self.pairs], x[self.pairs :]
+        """(R, ...) -> the rows of the chosen (P, ...) and of the rejected (P, ...) responses."""
+        return x[self.chosen], x[self.rejected]
 
     def to(self, device: torch.device | str) -> PreferenceBatch:
         """A copy on another device."""
@@ -111,6 +109,8 @@ class PreferenceData:
         options: as they were used: with format, keys and template filled in.
         parts: (N, 3) int64 tokens of prompt, chosen and rejected response of each pair.
         lengths: (N,) int64 tokens of the longer sequence (prompt + response) of each pair.
+        row_tokens: (N,) int64 tokens of each pair's prompt, once, and responses: what a pair costs that shares it.
+        pair_counts: (N,) int64 pairs of each example: 1.
         has_margin: whether any row has a margin; rows without one then count as 0.
     """
 
@@ -134,6 +134,8 @@ class PreferenceData:
         columns = [pc.list_value_length(table.column(name)) for name in ("prompt_ids", "chosen_ids", "rejected_ids")]
         self.parts: np.ndarray = np.stack(columns, axis=1)[self._positions].astype(np.int64)
         self.lengths: np.ndarray = self.parts[:, 0] + self.parts[:, 1:].max(axis=1)
+        self.row_tokens: np.ndarray = self.parts.sum(axis=1)
+        self.pair_counts: np.ndarray = np.ones(len(self._positions), dtype=np.int64)
 
     def __len__(self) -> int:
         return len(self._positions)
@@ -144,7 +146,7 @@ class PreferenceData:
         return TokenizedPair(**self._prepared[int(self._positions[i])])
 
     def collate(self, indices: Sequence[int], pad_id: int) -> PreferenceBatch:
-        """Right-padded batch of the pairs at these positions, in this order.
+        """Right-padded batch of the pairs at these positions: the chosen in this order, then the rejected.
 
         Args:
             indices: B positions, 0 <= i < len(self).
@@ -153,19 +155,16 @@ class PreferenceData:
         rows = self._prepared[[int(self._positions[i]) for i in indices]]
         prompts = rows["prompt_ids"] * 2
         responses = rows["chosen_ids"] + rows["rejected_ids"]
-        width = max(len(p) + len(r) for p, r in zip(prompts, responses, strict=True))
-        input_ids = torch.full((len(prompts), width), pad_id, dtype=torch.long)
-        attention_mask = torch.zeros(len(prompts), width, dtype=torch.bool)
-        response_mask = torch.zeros(len(prompts), width, dtype=torch.bool)
-        for i, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
-            end = len(prompt) + len(response)
-            input_ids[i, :end] = torch.tensor(prompt + response, dtype=torch.long)
-            attention_mask[i, :end] = True
-            response_mask[i, len(prompt) : end] = True
-        margin = torch.tensor([m or 0.0 for m in rows["margin"]]) if self.has_margin else None
-        group = torch.tensor([_group_of(prompt) for prompt in rows["prompt_ids"]], dtype=torch.long)
-        index = torch.tensor([int(i) for i in indices], dtype=torch.long)
-        return PreferenceBatch(input_ids, attention_mask, response_mask, margin, index, group)
+        count = len(rows["prompt_ids"])
+        return PreferenceBatch(
+            *pad_rows(prompts, responses, pad_id),
+            chosen=torch.arange(count),
+            rejected=torch.arange(count, 2 * count),
+            weight=torch.ones(count),
+            margin=torch.tensor([m or 0.0 for m in rows["margin"]]) if self.has_margin else None,
+            index=torch.tensor([int(i) for i in indices], dtype=torch.long),
+            group=torch.tensor([group_of(prompt) for prompt in rows["prompt_ids"]], dtype=torch.long),
+        )
 
     def prompt_hashes(self) -> set[int]:
         """Hashes of the token ids of all kept prompts, each once."""
@@ -188,6 +187,27 @@ class PreferenceData:
         parts = {"prompt": pair.prompt_ids, "chosen": pair.chosen_ids, "rejected": pair.rejected_ids}
         lines = [f"[{name}: {len(ids)} tokens]\n{tokenizer.decode(ids)}" for name, ids in parts.items()]
         return "\n".join(lines if pair.margin is None else [*lines, f"[margin] {pair.margin:g}"])
+
+
+def pad_rows(
+    prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]], pad_id: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Prompt and response of each row, padded on the right.
+
+    Args:
+        prompts, responses: R token sequences each. pad_id: written where attention_mask is False.
+    Returns:
+        input_ids (R, S) int64, attention_mask and response_mask (R, S) bool, as in :class:`PreferenceBatch`.
+    """
+    shape = len(prompts), max(len(p) + len(r) for p, r in zip(prompts, responses, strict=True))
+    input_ids = torch.full(shape, pad_id, dtype=torch.long)
+    attention_mask, response_mask = torch.zeros(2, *shape, dtype=torch.bool)
+    for i, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
+        end = len(prompt) + len(response)
+        input_ids[i, :end] = torch.tensor([*prompt, *response], dtype=torch.long)
+        attention_mask[i, :end] = True
+        response_mask[i, len(prompt) : end] = True
+    return input_ids, attention_mask, response_mask
 
 
 def prepare_preferences(
@@ -303,6 +323,7 @@ def _fingerprint(rows: datasets.Dataset, tokenizer: Any, options: PreferenceOpti
     return digest.hexdigest()
 
 
-def _group_of(prompt_ids: Sequence[int]) -> int:
+def group_of(prompt_ids: Sequence[int]) -> int:
+    """Number that is equal for equal prompts: 64 bits of a hash of their tokens."""
     digest = hashlib.blake2b(np.asarray(prompt_ids, dtype=np.int64).tobytes(), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)

@@ -15,7 +15,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from openrlhf.evaluation.batching import pad_right, token_batches, token_windows
-from openrlhf.models.functional import gather_at, last_valid_index
+from openrlhf.models.functional import last_valid_index, states_at
 from openrlhf.models.reward_model import RewardModel
 from openrlhf.utils.checkpoint import atomic_write_bytes
 from openrlhf.utils.ranks import OneProcess, Ranks
@@ -71,7 +71,8 @@ def last_state(hidden_states: Tensor, attention_mask: Tensor) -> Tensor:
     Raises:
         ValueError: a row without a real token.
     """
-    return gather_at(hidden_states, last_valid_index(attention_mask).unsqueeze(1)).squeeze(1)
+    last = last_valid_index(attention_mask)
+    return states_at(hidden_states, torch.arange(len(last), device=last.device), last.unsqueeze(1)).squeeze(1)
 
 
 def mean_pairwise_cosine(unit_sum: np.ndarray, count: int) -> float | None:

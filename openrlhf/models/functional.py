@@ -39,16 +39,18 @@ def last_valid_index(mask: Tensor) -> Tensor:
     return mask.shape[1] - 1 - mask.flip(1).long().argmax(dim=1)
 
 
-def gather_at(states: Tensor, index: Tensor) -> Tensor:
-    """States at the given columns of each row.
+def states_at(states: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """States at some columns of some rows.
 
     Args:
-        states: (B, S, H).
-        index: (B, N) int64 columns.
+        states: (R, S, H).
+        rows: (P,) int64; a row may occur more than once.
+        columns: (P, N) int64 columns, those of each named row.
     Returns:
-        (B, N, H).
+        (P, N, H).
     """
-    return states.gather(1, index.unsqueeze(-1).expand(-1, -1, states.shape[-1]))
+    flat = rows.unsqueeze(1) * states.shape[1] + columns
+    return states.flatten(0, 1).index_select(0, flat.flatten()).unflatten(0, tuple(columns.shape))
 
 
 def position_ids_from_mask(mask: Tensor) -> Tensor:

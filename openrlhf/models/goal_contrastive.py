@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from openrlhf.models.functional import gather_at
-from openrlhf.models.losses import LossOutput
+from openrlhf.models.functional import states_at
+from openrlhf.models.losses import LossOutput, weighted_mean
 
 COSINE_EPS = 1e-8  # floor of a vector norm: a zero state has similarity 0 and a finite gradient
 
@@ -164,6 +164,9 @@ def goal_contrastive_loss(
     response_mask: Tensor,
     draws: StateDraws,
     *,
+    chosen: Tensor | None = None,
+    rejected: Tensor | None = None,
+    weight: Tensor | None = None,
     strategy: str = "cosine",
     reduction: str = "pair",
     temperature: float = 1.0,
@@ -173,16 +176,21 @@ def goal_contrastive_loss(
     """The contrastive term of the goal-conditioned reward model.
 
     Args:
-        hidden_states: (2B, S, H) last-layer states, chosen rows first, then the rejected rows in the same order.
-        response_mask: (2B, S) bool, True on response tokens including EOS; one run of True a row.
-        draws: uniform numbers for the B pairs (:func:`draw_states`).
+        hidden_states: (R, S, H) last-layer states.
+        response_mask: (R, S) bool, True on response tokens including EOS; one run of True a row.
+        draws: uniform numbers for the P pairs (:func:`draw_states`).
+        chosen, rejected: (P,) int64 rows of each pair's responses; None: the first half of the rows is chosen, the
+            second half rejected, in the same order.
+        weight: (P,) what each pair counts in the means; None counts all alike.
         strategy: a name of ``CONTRASTIVE_STRATEGIES``. reduction: ``pair`` or ``original``.
         temperature: divides every cosine.
     Returns:
         loss: () mean over pairs, in nats; a pair without a usable chosen or rejected response counts 0.
-        metrics: sums over pairs of ``positive_similarity`` and ``negative_similarity``, and ``contrastive_skipped``.
+        metrics: weighted sums over pairs of ``positive_similarity``, ``negative_similarity`` and
+            ``contrastive_skipped``.
     Raises:
-        ValueError: unknown strategy or reduction, temperature not above 0, or an odd number of rows.
+        ValueError: unknown strategy or reduction, temperature not above 0, an odd number of rows without ``chosen``, or
+            weights with the reduction ``original``, which knows no pairs.
     Source: arXiv 2407.13887, section 3.
     """
     if strategy not in CONTRASTIVE_STRATEGIES or reduction not in REDUCTIONS:
@@ -190,37 +198,35 @@ def goal_contrastive_loss(
             f"expected strategy in {sorted(CONTRASTIVE_STRATEGIES)} and reduction in {list(REDUCTIONS)}, "
             f"got {strategy!r} and {reduction!r}"
         )
-    if temperature <= 0 or hidden_states.shape[0] % 2:
-        raise ValueError(f"expected temperature > 0 and 2B rows, got {temperature} and {hidden_states.shape[0]} rows")
-    pairs = hidden_states.shape[0] // 2
-    length = response_mask.long().sum(1)
-    start = response_mask.long().argmax(1)
-    usable = (length[:pairs] > 0) & (length[pairs:] > 0)  # (B,)
-
+    if temperature <= 0:
+        raise ValueError(f"expected temperature > 0, got {temperature}")
+    if reduction == "original" and weight is not None:
+        raise ValueError("the reduction 'original' averages over the whole batch and takes no weights of pairs")
+    if chosen is None or rejected is None:
+        if hidden_states.shape[0] % 2:
+            raise ValueError(f"expected 2B rows, got {hidden_states.shape[0]}; or name the rows of the pairs")
+        chosen, rejected = torch.arange(hidden_states.shape[0], device=hidden_states.device).chunk(2)
+    length, start = response_mask.long().sum(1), response_mask.long().argmax(1)  # (R,)
+    usable = (length[chosen] > 0) & (length[rejected] > 0)  # (P,)
     source, goal, negative_source, negative = sample_positions(
-        length[:pairs], length[pairs:], draws, source_state_percentile, goal_state_percentile
+        length[chosen], length[rejected], draws, source_state_percentile, goal_state_percentile
     )
-    chosen_states, rejected_states = hidden_states[:pairs], hidden_states[pairs:]
-    chosen_start, rejected_start = start[:pairs, None], start[pairs:, None]
-    positive_similarity, negative_similarity = CONTRASTIVE_STRATEGIES[strategy](
-        gather_at(chosen_states, chosen_start + source),
-        gather_at(chosen_states, chosen_start + goal),
-        gather_at(chosen_states, chosen_start + negative_source),
-        gather_at(rejected_states, rejected_start + negative),
-        pairwise=reduction == "pair",
-    )
-    skipped = (~usable).sum()
+    places = [(chosen, source), (chosen, goal), (chosen, negative_source), (rejected, negative)]
+    states = [states_at(hidden_states, rows, start[rows].unsqueeze(1) + position) for rows, position in places]
+    positive_similarity, negative_similarity = CONTRASTIVE_STRATEGIES[strategy](*states, pairwise=reduction == "pair")
     if reduction == "pair":
         per_pair = pair_reduction(positive_similarity / temperature, negative_similarity / temperature)
-        loss = torch.where(usable, per_pair, torch.zeros_like(per_pair)).sum() / pairs
+        loss = weighted_mean(torch.where(usable, per_pair, torch.zeros_like(per_pair)), weight)
     elif usable.any():
         loss = original_reduction(positive_similarity[usable] / temperature, negative_similarity[usable] / temperature)
     else:
         loss = hidden_states.sum() * 0.0  # no usable pair: zero, but still differentiable
     with torch.no_grad():
+        counted = usable.float() if weight is None else usable * weight
+        skipped = ~usable if weight is None else ~usable * weight
         metrics = {
-            "positive_similarity": (positive_similarity.flatten(1).mean(1) * usable).sum(),
-            "negative_similarity": (negative_similarity.flatten(1).mean(1) * usable).sum(),
-            "contrastive_skipped": skipped.float(),
+            "positive_similarity": (positive_similarity.flatten(1).mean(1) * counted).sum(),
+            "negative_similarity": (negative_similarity.flatten(1).mean(1) * counted).sum(),
+            "contrastive_skipped": skipped.float().sum(),
         }
     return LossOutput(loss, metrics)

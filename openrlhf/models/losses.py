@@ -25,7 +25,7 @@ class LossOutput:
 def _reward_gap(chosen: Tensor, rejected: Tensor, margin: Tensor | None) -> Tensor:
     if chosen.shape != rejected.shape or chosen.dim() != 1:
         raise ValueError(
-            f"expected chosen and rejected rewards of one shape (B,), got {tuple(chosen.shape)} and "
+            f"expected chosen and rejected rewards of one shape (P,), got {tuple(chosen.shape)} and "
             f"{tuple(rejected.shape)}"
         )
     if margin is not None and margin.shape != chosen.shape:
@@ -35,44 +35,58 @@ def _reward_gap(chosen: Tensor, rejected: Tensor, margin: Tensor | None) -> Tens
     return gap if margin is None else gap - margin.to(dtype)
 
 
-def bradley_terry_loss(chosen: Tensor, rejected: Tensor, margin: Tensor | None = None) -> Tensor:
+def weighted_mean(values: Tensor, weight: Tensor | None) -> Tensor:
+    """Mean over pairs.
+
+    Args:
+        values: (P,) float. weight: (P,) what each counts; None counts all alike.
+    """
+    return values.mean() if weight is None else (values * weight.to(values.dtype)).sum() / weight.sum()
+
+
+def bradley_terry_loss(
+    chosen: Tensor, rejected: Tensor, margin: Tensor | None = None, weight: Tensor | None = None
+) -> Tensor:
     """Negative log-likelihood that the chosen response wins.
 
     Args:
-        chosen, rejected: (B,) rewards of each pair, any float dtype (compared in float32 or better).
-        margin: (B,) reward gap required, in reward units; None means 0.
+        chosen, rejected: (P,) rewards of each pair, any float dtype (compared in float32 or better).
+        margin: (P,) reward gap required, in reward units; None means 0.
+        weight: (P,) what each pair counts in the mean; None counts all alike.
     Returns:
         () mean over pairs, in nats; ln 2 when rewards are equal and margin is None.
     Raises:
         ValueError: shapes differ.
     Source: Bradley and Terry 1952; margin as in Llama 2, arXiv 2307.09288.
     """
-    return -F.logsigmoid(_reward_gap(chosen, rejected, margin)).mean()
+    return weighted_mean(-F.logsigmoid(_reward_gap(chosen, rejected, margin)), weight)
 
 
-def log_exp_loss(chosen: Tensor, rejected: Tensor, margin: Tensor | None = None) -> Tensor:
+def log_exp_loss(
+    chosen: Tensor, rejected: Tensor, margin: Tensor | None = None, weight: Tensor | None = None
+) -> Tensor:
     """log(1 + exp(rejected - chosen)), the form of arXiv 2204.05862.
 
     The same function of the rewards as :func:`bradley_terry_loss`; kept under its own name because users select it
     with ``--loss logexp``. Evaluated as a softplus, so that it does not overflow.
     Arguments, result and errors as there.
     """
-    return F.softplus(-_reward_gap(chosen, rejected, margin)).mean()
+    return weighted_mean(F.softplus(-_reward_gap(chosen, rejected, margin)), weight)
 
 
-def centering_loss(chosen: Tensor, rejected: Tensor) -> Tensor:
+def centering_loss(chosen: Tensor, rejected: Tensor, weight: Tensor | None = None) -> Tensor:
     """Mean square of chosen + rejected: pulls the rewards of a pair towards zero mean.
 
     Args:
-        chosen, rejected: (B,) rewards.
+        chosen, rejected: (P,) rewards. weight: as for :func:`bradley_terry_loss`.
     Returns:
         () mean over pairs, in squared reward units.
     Source: Eisenstein et al. 2023, arXiv 2312.09244, section on auxiliary losses.
     """
-    return _reward_gap(chosen, -rejected, None).square().mean()
+    return weighted_mean(_reward_gap(chosen, -rejected, None).square(), weight)
 
 
-PAIR_LOSSES: dict[str, Callable[[Tensor, Tensor, Tensor | None], Tensor]] = {
+PAIR_LOSSES: dict[str, Callable[[Tensor, Tensor, Tensor | None, Tensor | None], Tensor]] = {
     "sigmoid": bradley_terry_loss,
     "logexp": log_exp_loss,
 }

@@ -17,7 +17,8 @@ from openrlhf.trainer.engine import Engine
 from openrlhf.trainer.loop import gather_rows
 from openrlhf.trainer.plan import TrainingPlan, evaluation_batches, step_generator
 
-# Sums over pairs, in the order of the vectors that train_step returns and evaluate gathers.
+# Weighted sums over pairs, in the order of the vectors that train_step returns and evaluate gathers. The weights of the
+# pairs of an example add up to 1.
 SUMS = (
     "pairs",
     "loss",
@@ -49,6 +50,27 @@ class ContrastiveSettings:
     goal_state_percentile: float = 0.0
 
 
+class PairDraws:
+    """The states drawn for the pairs of some examples; the pairs of an example lie together.
+
+    Drawn for a whole update at once, so that the positions of a pair do not depend on how it is split.
+
+    Args:
+        settings: None draws nothing.
+        counts: (n,) pairs of each example.
+    """
+
+    def __init__(self, settings: ContrastiveSettings | None, counts: np.ndarray, generator: torch.Generator) -> None:
+        samples = (settings.sim_samples, settings.unsim_samples) if settings else (0, 0)
+        self.counts, self.ends = counts, np.cumsum(counts)
+        self.draws = draw_states(int(counts.sum()), *samples, generator=generator)
+
+    def of(self, places: np.ndarray) -> StateDraws:
+        """The draws of the examples at these places, in this order. ``places``: (b,) int64."""
+        pairs = [np.arange(self.ends[i] - self.counts[i], self.ends[i]) for i in places]
+        return self.draws.select(torch.from_numpy(np.concatenate(pairs)))
+
+
 class RewardTrainer:
     """One update and one evaluation of a reward model.
 
@@ -56,7 +78,7 @@ class RewardTrainer:
         engine: holds the prepared :class:`~openrlhf.models.reward_model.RewardModel`.
         data: training pairs. plan: which of them each update sees.
         eval_data: None for no evaluation.
-        pair_loss: (chosen (B,), rejected (B,), margin (B,) | None) -> () mean over pairs.
+        pair_loss: (chosen (P,), rejected (P,), margin (P,) | None, weight (P,)) -> () mean over pairs.
         contrastive: None for the vanilla strategy.
         use_margin: give the data's margins to the pair loss.
         aux_loss_coef, center_coef: weights of the experts' load-balancing loss and of :func:`centering_loss`.
@@ -69,7 +91,7 @@ class RewardTrainer:
         data: PreferenceData,
         plan: TrainingPlan,
         pad_id: int,
-        pair_loss: Callable[[Tensor, Tensor, Tensor | None], Tensor],
+        pair_loss: Callable[[Tensor, Tensor, Tensor | None, Tensor | None], Tensor],
         contrastive: ContrastiveSettings | None = None,
         eval_data: PreferenceData | None = None,
         use_margin: bool = False,
@@ -89,7 +111,7 @@ class RewardTrainer:
             Sums over this process's pairs in the order of ``SUMS``, gradient norm before clipping, learning rate.
         """
         indices = self.plan.indices(step)
-        draws = self._draws(len(indices), step)
+        draws = PairDraws(self.contrastive, self.data.pair_counts[indices], step_generator(self.plan.seed, step))
         sums = torch.zeros(len(SUMS), device=self.engine.device)
         self.engine.model.train()
         micro_batches = self.plan.micro_batches(self._row_tokens(self.data)[indices], self.engine.rank)
@@ -100,7 +122,7 @@ class RewardTrainer:
                 places = np.zeros(1, dtype=np.int64)
             batch = self.data.collate(indices[places].tolist(), self.pad_id)
             with self.engine.autocast():
-                loss, micro_sums, _ = self._losses(batch, draws.select(torch.from_numpy(places)))
+                loss, micro_sums, _ = self._losses(batch, draws.of(places))
             self.engine.backward(loss * share)
             sums = sums + micro_sums * (share > 0)
         result = self.engine.step()
@@ -109,22 +131,17 @@ class RewardTrainer:
     def _row_tokens(self, data: PreferenceData) -> np.ndarray:
         """(N,) tokens by which pairs are grouped: those to compute, unless the loss depends on the groups."""
         regroups = self.contrastive is None or self.contrastive.reduction == "pair"
-        return data.parts.sum(axis=1) if self.prefix_sharing and regroups else 2 * data.lengths
-
-    def _draws(self, pairs: int, step: int, stream: int = 0) -> StateDraws:
-        settings = self.contrastive
-        samples = (settings.sim_samples, settings.unsim_samples) if settings else (0, 0)
-        return draw_states(pairs, *samples, generator=step_generator(self.plan.seed, step, stream))
+        return data.row_tokens if self.prefix_sharing and regroups else 2 * data.lengths
 
     def _losses(self, batch: PreferenceBatch, draws: StateDraws) -> tuple[Tensor, Tensor, Tensor]:
-        """Loss to differentiate (mean over pairs), metric sums over pairs, and the rewards (2B,)."""
+        """Loss to differentiate (mean over pairs), metric sums over pairs, and the rewards (R,)."""
         packed = None
         if self.prefix_sharing:  # on the CPU, before the copy
             packed = pack_pairs(batch.input_ids, batch.attention_mask).to(self.engine.device)
         batch = batch.to(self.engine.device)
         out = self.engine.model(batch.input_ids, batch.attention_mask, packed)
-        chosen, rejected = batch.split(out.reward)  # (B,), (B,)
-        preference = self.pair_loss(chosen, rejected, batch.margin if self.use_margin else None)
+        chosen, rejected = batch.split(out.reward)  # (P,), (P,)
+        preference = self.pair_loss(chosen, rejected, batch.margin if self.use_margin else None, batch.weight)
         zero = preference.new_zeros(())
         contrast = LossOutput(zero)
         if self.contrastive is not None:
@@ -132,6 +149,9 @@ class RewardTrainer:
                 out.hidden_states,
                 batch.response_mask,
                 draws.to(self.engine.device),
+                chosen=batch.chosen,
+                rejected=batch.rejected,
+                weight=batch.weight if self.contrastive.reduction == "pair" else None,
                 strategy=self.contrastive.strategy,
                 reduction=self.contrastive.reduction,
                 temperature=self.contrastive.temperature,
@@ -140,20 +160,16 @@ class RewardTrainer:
             )
         beta = self.contrastive.beta if self.contrastive else 0.0
         aux = out.aux_loss if out.aux_loss is not None else zero
-        centre = centering_loss(chosen, rejected) if self.center_coef > 0 else zero
+        centre = centering_loss(chosen, rejected, batch.weight) if self.center_coef > 0 else zero
         loss = preference + beta * contrast.loss + self.aux_loss_coef * aux + self.center_coef * centre
 
         with torch.no_grad():
-            per_pair = [loss, preference, contrast.loss, aux]
-            totals = [
-                (chosen > rejected).sum(),
-                (chosen == rejected).sum(),
-                chosen.sum(),
-                rejected.sum(),
-                *(contrast.metrics.get(name, zero) for name in SUMS[-3:]),
-            ]
-            pairs = batch.pairs
-            sums = torch.stack([zero + pairs, *(x.float() * pairs for x in per_pair), *(x.float() for x in totals)])
+            weights = batch.weight.sum()
+            means = [preference.new_ones(()), loss, preference, contrast.loss, aux]
+            totals = [((chosen > rejected) * batch.weight).sum(), ((chosen == rejected) * batch.weight).sum()]
+            totals += [(chosen * batch.weight).sum(), (rejected * batch.weight).sum()]
+            totals += [contrast.metrics.get(name, zero) for name in SUMS[-3:]]
+            sums = torch.stack([x.float() for x in [*(mean * weights for mean in means), *totals]])
         return loss, sums.detach(), out.reward.detach()
 
     def summarise(self, sums: Tensor) -> dict[str, float]:
@@ -191,7 +207,8 @@ class RewardTrainer:
         if not self.eval_data:
             return {}
         count = len(self.eval_data)
-        draws = self._draws(count, 0, EVALUATION_STREAM)
+        generator = step_generator(self.plan.seed, 0, EVALUATION_STREAM)
+        draws = PairDraws(self.contrastive, self.eval_data.pair_counts, generator)
         sums = torch.zeros(len(SUMS), device=self.engine.device)
         rewards = []
         self.engine.model.eval()
@@ -201,7 +218,7 @@ class RewardTrainer:
         ):
             batch = self.eval_data.collate(rows.tolist(), self.pad_id)
             with self.engine.autocast():
-                _, batch_sums, reward = self._losses(batch, draws.select(torch.from_numpy(rows)))
+                _, batch_sums, reward = self._losses(batch, draws.of(rows))
             if counts:
                 sums = sums + batch_sums
                 rewards.append(reward)

@@ -50,7 +50,10 @@ def batch_of(pairs) -> PreferenceBatch:
         ids[i, : len(row)] = torch.tensor(row)
         mask[i, : len(row)] = True
         response[i, len(pairs[i % len(pairs)][0]) : len(row)] = True
-    return PreferenceBatch(ids, mask, response, None, torch.arange(len(pairs)))
+    chosen, rejected = torch.arange(len(rows)).chunk(2)
+    return PreferenceBatch(
+        ids, mask, response, chosen, rejected, torch.ones(len(pairs)), margin=None, index=torch.arange(len(pairs))
+    )
 
 
 def losses_and_gradients(model: RewardModel, batch: PreferenceBatch, share: bool, autocast: bool = False):
@@ -63,7 +66,7 @@ def losses_and_gradients(model: RewardModel, batch: PreferenceBatch, share: bool
     trainer = RewardTrainer(
         engine, None, None, 0, bradley_terry_loss, CONTRASTIVE, center_coef=0.1, prefix_sharing=share
     )
-    draws = draw_states(batch.pairs, 5, 4, torch.Generator().manual_seed(3))
+    draws = draw_states(len(batch.chosen), 5, 4, torch.Generator().manual_seed(3))
     with engine.autocast():
         loss, _, rewards = trainer._losses(batch, draws)
     loss.backward()

@@ -434,7 +434,7 @@ def test_batch_is_right_padded_chosen_first():
     tokenizer = tiny_tokenizer(add_bos=True)
     data = prepare(ROWS, tokenizer, input_template="plain", max_len=40)
     batch = data.collate([2, 0], pad_id=7)
-    assert batch.pairs == 2
+    assert batch.chosen.tolist() == [0, 1] and batch.rejected.tolist() == [2, 3] and batch.weight.tolist() == [1, 1]
     assert batch.index.tolist() == [2, 0]
     assert batch.margin.tolist() == [2.0, 0.5]
     expected = [data[2].chosen_ids, data[0].chosen_ids, data[2].rejected_ids, data[0].rejected_ids]
