@@ -240,7 +240,7 @@ def run(config: TrainRMConfig) -> dict[str, float]:
 def _run(config: TrainRMConfig, engine: Engine) -> dict[str, float]:
     from openrlhf.models.losses import PAIR_LOSSES
     from openrlhf.trainer.loop import run_training
-    from openrlhf.trainer.prefix_sharing import decide_sharing
+    from openrlhf.trainer.prefix_sharing import choose_packing
     from openrlhf.trainer.reward_trainer import ContrastiveSettings, RewardTrainer
 
     seed_everything(config.seed, config.full_determinism)
@@ -283,7 +283,7 @@ def _run(config: TrainRMConfig, engine: Engine) -> dict[str, float]:
         use_margin=config.margin_loss,
         aux_loss_coef=config.aux_loss_coef,
         center_coef=config.center_rewards_coefficient,
-        prefix_sharing=decide_sharing(
+        packing=choose_packing(
             config.prefix_sharing,
             engine,
             model,
@@ -291,6 +291,7 @@ def _run(config: TrainRMConfig, engine: Engine) -> dict[str, float]:
             held_out,
             dropout=config.lora_dropout if config.lora_rank > 0 else 0.0,
             bf16=config.use_bf16,
+            by_tokens=config.batch_tokens is not None,
         ),
     )
     limit = position_limit(model.network)

@@ -109,7 +109,9 @@ class PreferenceData:
         options: as they were used: with format, keys and template filled in.
         parts: (N, 3) int64 tokens of prompt, chosen and rejected response of each pair.
         lengths: (N,) int64 tokens of the longer sequence (prompt + response) of each pair.
-        row_tokens: (N,) int64 tokens of each pair's prompt, once, and responses: what a pair costs that shares it.
+        row_tokens: (N,) int64 tokens of each pair's prompt, once, and responses.
+        plain_tokens: (N,) int64 tokens of its two sequences.
+        row_counts: (N,) int64 sequences of each example: 2.
         pair_counts: (N,) int64 pairs of each example: 1.
         has_margin: whether any row has a margin; rows without one then count as 0.
     """
@@ -135,6 +137,8 @@ class PreferenceData:
         self.parts: np.ndarray = np.stack(columns, axis=1)[self._positions].astype(np.int64)
         self.lengths: np.ndarray = self.parts[:, 0] + self.parts[:, 1:].max(axis=1)
         self.row_tokens: np.ndarray = self.parts.sum(axis=1)
+        self.plain_tokens: np.ndarray = self.row_tokens + self.parts[:, 0]
+        self.row_counts: np.ndarray = np.full(len(self._positions), 2, dtype=np.int64)
         self.pair_counts: np.ndarray = np.ones(len(self._positions), dtype=np.int64)
 
     def __len__(self) -> int:

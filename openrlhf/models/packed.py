@@ -1,105 +1,162 @@
-"""Both sequences of a pair in one row: what they begin with is computed once.
+"""Many sequences without padding, every beginning they share computed once.
 
-A row is ``[shared beginning | rest of chosen | rest of rejected]``. The shared beginning is the prompt, and whatever
-tokens the two responses begin with alike. Each rest sees the beginning and itself, and the positions of the second
-start again behind the beginning: every token sees what it sees in a row of its own. The mask is a function of two
-numbers a token, which say as well how several pairs lie in one row.
+The tokens of R sequences form a tree: sequences that begin alike (the two responses of a pair, all responses of a
+prompt, even prompts of one template) go the same way until they part. Each node of the tree is one packed token.
+Whatever works token by token (embedding, projections, feed-forward layers, norms) runs on the packed tokens alone, and
+that is nearly all the work. Attention runs on rows that are put together from them, several of like length at a time:
+see :mod:`openrlhf.models.packed_attention`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-PADDING = 3  # segment of padding; 0, 1, 2: the shared beginning, the rest of the chosen, the rest of the rejected
+
+@dataclass(frozen=True)
+class AttentionRows:
+    """Size and mask of b rows that attend in one call: A queries and K keys each, padding included."""
+
+    rows: int  # b
+    queries: int  # A
+    keys: int  # K
+    visible: Tensor | None  # (b, 1, A, K) bool, True where a query sees a key; None: causal, the queries are the keys
+
+    def to(self, device: torch.device | str) -> AttentionRows:
+        """The same rows on another device."""
+        visible = None if self.visible is None else self.visible.to(device, non_blocking=True)
+        return AttentionRows(self.rows, self.queries, self.keys, visible)
 
 
 @dataclass(frozen=True)
 class PackedRows:
-    """B pairs as B right-padded rows of P tokens, and where the tokens of the 2B sequences lie in them."""
+    """The T different tokens of R sequences, and how the sequences are read from them.
 
-    input_ids: Tensor  # (B, P) int64
-    position_ids: Tensor  # (B, P) int64, as in rows of their own; 0 on padding
-    segment: Tensor  # (B, P) int64, which part of the row a token belongs to
-    context: Tensor  # (B, P) int64, the segment that a token sees besides its own
-    places: Tensor  # (2B, S) int64, token t of sequence i is number places[i, t] of the B * P tokens; 0 on padding
+    Padding points at token 0 and is never read.
+    """
+
+    input_ids: Tensor  # (T,) int64
+    position_ids: Tensor  # (T,) int64, as in sequences of their own
+    places: Tensor  # (R, S) int64, the packed token that is token t of sequence r
+    attention: tuple[AttentionRows, ...]
+    queries: Tensor  # (sum of b * A,) int64, the packed tokens that ask in all attention rows, laid end to end
+    keys: Tensor  # (sum of b * K,) int64, those that are seen, from the first token of each row's sequence on
+    answers: Tensor  # (T,) int64, the number in `queries` of each packed token
 
     def to(self, device: torch.device | str) -> PackedRows:
-        """The same rows on another device."""
-        return PackedRows(*(getattr(self, name).to(device) for name in self.__dataclass_fields__))
+        """The same on another device."""
+        values = (getattr(self, name) for name in self.__dataclass_fields__)
+        return PackedRows(
+            *(
+                tuple(one.to(device) for one in value)
+                if isinstance(value, tuple)
+                else value.to(device, non_blocking=True)
+                for value in values
+            )
+        )
 
 
-def pack_pairs(input_ids: Tensor, attention_mask: Tensor) -> PackedRows:
-    """Put the two sequences of every pair into one row.
+def pack_rows(
+    input_ids: Tensor, attention_mask: Tensor, *, share: bool = True, suffixes: bool = True, slack: int = 0
+) -> PackedRows:
+    """Lay out R sequences as packed tokens.
 
     Args:
-        input_ids: (2B, S) int64, right-padded, chosen first, then the rejected in the same order.
-        attention_mask: (2B, S) bool, True on real tokens.
+        input_ids: (R, S) int64 on the CPU, padded on the right. attention_mask: (R, S) bool, True on real tokens.
+        share: False keeps every token of every sequence: padding alone is left out.
+        suffixes: sequences that share more than half of their tokens ask for the rest only, under a mask, instead of
+            being causal rows as a whole. False where attention takes no mask.
+        slack: pairs of query and key that may be padding before another attention call is worth its start.
     Raises:
-        ValueError: an odd number of rows, or padding before a token.
+        ValueError: a sequence without a token, or padding before one.
     """
-    if input_ids.shape[0] % 2 or (attention_mask[:, 1:] & ~attention_mask[:, :-1]).any():
-        raise ValueError(f"expected 2B rows padded on the right, got {tuple(input_ids.shape)}")
-    chosen, rejected = input_ids.chunk(2)
-    chosen_mask, rejected_mask = attention_mask.chunk(2)
-    chosen_length, rejected_length = chosen_mask.sum(1, keepdim=True), rejected_mask.sum(1, keepdim=True)  # (B, 1)
-    alike = (chosen == rejected) & chosen_mask & rejected_mask
-    shared = alike.long().cumprod(1).sum(1, keepdim=True)  # (B, 1) tokens of the beginning
+    ids, mask = input_ids.numpy(), attention_mask.numpy()
+    if not mask[:, 0].all() or (mask[:, 1:] & ~mask[:, :-1]).any():
+        raise ValueError(f"expected rows padded on the right with a token each, got a mask of {tuple(mask.shape)}")
+    length = mask.sum(1)  # (R,)
+    order, shared = _sort_rows(ids, mask, length) if share else (np.arange(len(ids)), np.zeros(len(ids), np.int64))
+    ids, mask, length = ids[order], mask[order], length[order]
 
-    total = chosen_length + rejected_length - shared
-    width = int(total.max())
-    column = torch.arange(width, device=input_ids.device).expand(len(chosen), -1)  # (B, P)
-    is_rejected, is_padding = column >= chosen_length, column >= total
-    position = torch.where(is_rejected, column - chosen_length + shared, column).masked_fill(is_padding, 0)
-    ids = torch.where(
-        is_rejected, rejected.gather(1, position), chosen.gather(1, position.clamp(max=chosen.shape[1] - 1))
+    column = np.arange(ids.shape[1])
+    new = mask & (column >= shared[:, None])  # tokens that the row before does not begin with
+    number = np.where(new, np.cumsum(new).reshape(new.shape) - 1, -1)
+    # What is not new is the newest token of its column: the rows between have it from there too.
+    places = np.where(mask, np.maximum.accumulate(number, axis=0), 0)
+    start = np.where(suffixes & (2 * shared > length), shared, 0)  # first column that asks
+    attention, queries, keys, answer = _attention_rows(places, length, start, np.flatnonzero(length > shared), slack)
+    unsorted = np.empty_like(places)
+    unsorted[order] = places
+    return PackedRows(
+        torch.from_numpy(ids[new]),
+        torch.from_numpy(np.broadcast_to(column, ids.shape)[new]),
+        torch.from_numpy(unsorted),
+        attention,
+        torch.from_numpy(queries),
+        torch.from_numpy(keys),
+        torch.from_numpy(answer[new]),
     )
-    segment = (column >= shared).long() + is_rejected.long() + is_padding.long()
-    context = torch.where(is_padding, PADDING, 0)  # padding sees padding: a row of a mask must not be empty
-
-    token = torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(chosen)  # (B, S)
-    rejected_column = torch.where(token < shared, token, token - shared + chosen_length)
-    columns = torch.cat([token, rejected_column])  # (2B, S): the chosen tokens lie where they always do
-    first = torch.arange(len(chosen), device=input_ids.device).repeat(2).unsqueeze(1) * width
-    places = torch.where(attention_mask, first + columns, 0)
-    return PackedRows(ids, position, segment, context, places)
 
 
-def visible_tokens(segment: Tensor, context: Tensor) -> Tensor:
-    """Which tokens of its row each token sees: those before it, and itself, of its own segment and of its context.
-
-    Args:
-        segment, context: (B, P) int64. Segments of a row are numbered apart; padding is a segment of its own.
-    Returns:
-        (B, P, P) bool, True where the token of the row sees that of the column. Every row has a True.
-    """
-    own = segment.unsqueeze(2) == segment.unsqueeze(1)
-    continued = context.unsqueeze(2) == segment.unsqueeze(1)
-    return (own | continued).tril()
+def _sort_rows(ids: np.ndarray, mask: np.ndarray, length: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Rows in the order of their tokens, and how many tokens each begins with like the one before: (R,), (R,)."""
+    big_endian = ids.astype(">u4")  # bytes in the order of the numbers
+    order = np.array(sorted(range(len(ids)), key=lambda row: big_endian[row, : length[row]].tobytes()))
+    ids, mask = ids[order], mask[order]
+    alike = (ids[1:] == ids[:-1]) & mask[1:] & mask[:-1]
+    shared = np.logical_and.accumulate(alike, axis=1).sum(1)
+    return order, np.concatenate([[0], shared])
 
 
-def attention_bias(visible: Tensor, attn_implementation: str, dtype: torch.dtype) -> Tensor:
-    """The mask as attention takes it: boolean for sdpa, added to the scores for eager attention.
+def _attention_rows(
+    places: np.ndarray, length: np.ndarray, start: np.ndarray, rows: np.ndarray, slack: int
+) -> tuple[tuple[AttentionRows, ...], np.ndarray, np.ndarray, np.ndarray]:
+    """Attention calls for some rows, their queries and keys, and (R, S) the number of the query at each column."""
+    answer = np.zeros_like(places)
+    calls, queries, keys, offset = [], [], [], 0
+    for part in (rows[start[rows] == 0], rows[start[rows] > 0]):
+        for members in _like_lengths(length, start, part, slack):
+            seen, asking = int(length[members].max()), int((length - start)[members].max())
+            columns = start[members, None] + np.arange(asking)  # (b, A)
+            real = columns < length[members, None]
+            columns = np.minimum(columns, places.shape[1] - 1)
+            queries.append(np.where(real, places[members[:, None], columns], 0).ravel())
+            keys.append(places[members, :seen].ravel())
+            visible = None
+            if start[members[0]]:
+                visible = torch.from_numpy(np.arange(seen) <= columns[:, None, :, None])
+            calls.append(AttentionRows(len(members), asking, seen, visible))
+            numbers = offset + np.arange(real.size).reshape(real.shape)
+            answer[np.broadcast_to(members[:, None], real.shape)[real], columns[real]] = numbers[real]
+            offset += real.size
+    return tuple(calls), np.concatenate(queries), np.concatenate(keys), answer
 
-    Args:
-        visible: (B, P, P) bool. dtype: of the model.
-    Returns:
-        (B, 1, P, P) bool or dtype.
-    """
-    if attn_implementation != "eager":
-        return visible.unsqueeze(1)
-    hidden = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
-    return hidden.masked_fill_(~visible, torch.finfo(dtype).min).unsqueeze(1)
+
+def _like_lengths(length: np.ndarray, start: np.ndarray, rows: np.ndarray, slack: int) -> list[np.ndarray]:
+    """Rows in groups of like size, the longest first; a group's padding may cost `slack` pairs of query and key."""
+    groups: list[list[int]] = []
+    area = used = asking = 0
+    for row in sorted(rows.tolist(), key=lambda row: (-length[row], start[row])):
+        own = int(length[row] - start[row])
+        asking = max(asking, own)
+        if groups:
+            area = (len(groups[-1]) + 1) * asking * int(length[groups[-1][0]])
+        if not groups or area - used - own * int(length[row]) > slack:
+            groups.append([])
+            used, asking = 0, own
+        groups[-1].append(row)
+        used += own * int(length[row])
+    return [np.array(group) for group in groups]
 
 
 def unpack(packed: Tensor, places: Tensor) -> Tensor:
     """Values of packed tokens in the layout of separate rows.
 
     Args:
-        packed: (B, P, ...). places: (2B, S), see :class:`PackedRows`.
+        packed: (T, ...). places: (R, S), see :class:`PackedRows`.
     Returns:
-        (2B, S, ...); on padding a copy of some token, which nothing may read.
+        (R, S, ...); on padding a copy of some token, which nothing may read.
     """
-    return packed.flatten(0, 1).index_select(0, places.flatten()).unflatten(0, tuple(places.shape))
+    return packed.index_select(0, places.flatten()).unflatten(0, tuple(places.shape))

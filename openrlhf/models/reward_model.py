@@ -17,10 +17,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from openrlhf.models.functional import last_valid_index, position_ids_from_mask
-from openrlhf.models.packed import PackedRows, attention_bias, unpack, visible_tokens
+from openrlhf.models.packed import PackedRows, pack_rows, unpack
+from openrlhf.models.packed_attention import ARGUMENT, base_attention, use_packed_attention
 
 SETTINGS_KEY = "goal_reward"
 VALUE_HEADS = ("linear", "mlp")
+# By "on a GPU": pairs of query and key whose attention costs as much as the start of another call.
+PACKING_SLACK = {False: 2048, True: 1 << 19}
 
 
 @dataclass(frozen=True)
@@ -119,10 +122,10 @@ class RewardModel(nn.Module):
         Args:
             input_ids: (B, S) int64, padded on either side.
             attention_mask: (B, S) bool or 0/1, 1 on real tokens.
-            packed: the same sequences as pairs in rows that share what they begin with: computed instead, with the same
-                result on real tokens (:func:`~openrlhf.models.packed.pack_pairs`).
+            packed: the same sequences without padding (:meth:`pack`): computed instead, with the same result on real
+                tokens.
         Raises:
-            ValueError: a row without a real token, or packed rows and a load-balancing loss, which counts every token.
+            ValueError: a row without a real token.
         """
         if packed is not None:
             return self._forward_packed(packed, attention_mask)
@@ -141,20 +144,38 @@ class RewardModel(nn.Module):
         aux_loss = self._aux_loss(outputs.router_logits, attention_mask) if self.with_aux_loss else None
         return RewardOutput(hidden_states, values, reward, aux_loss)
 
+    def pack(self, input_ids: Tensor, attention_mask: Tensor, share: bool = True) -> PackedRows:
+        """The layout of R sequences that suits this model and its device; lies there.
+
+        Args:
+            input_ids: (R, S) int64 on the CPU, padded on the right. attention_mask: (R, S) bool, True on real tokens.
+            share: compute what sequences begin with alike once.
+        Raises:
+            ValueError: a sequence without a token, or padding before one.
+        """
+        takes_masks = base_attention(self.config) in ("sdpa", "eager")
+        slack = PACKING_SLACK[self.device.type == "cuda"]
+        return pack_rows(input_ids, attention_mask, share=share, suffixes=takes_masks, slack=slack).to(self.device)
+
     def _forward_packed(self, packed: PackedRows, attention_mask: Tensor) -> RewardOutput:
-        if self.with_aux_loss:
-            raise ValueError("the load-balancing loss counts shared tokens once in packed rows; score separate rows")
-        visible = visible_tokens(packed.segment, packed.context)
-        packed_states = self.network.base_model(
-            input_ids=packed.input_ids,
-            attention_mask=attention_bias(visible, self.config._attn_implementation, self.network.dtype),
-            position_ids=packed.position_ids,
+        use_packed_attention(self.config)
+        extra = {"output_router_logits": True} if self.with_aux_loss else {}
+        outputs = self.network.base_model(
+            input_ids=packed.input_ids.unsqueeze(0),
+            # Of four dimensions: models then make no mask of their own. Packed attention does not read it.
+            attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=packed.input_ids.device),
+            position_ids=packed.position_ids.unsqueeze(0),
             use_cache=False,
-        ).last_hidden_state
-        values = unpack(at_least_float32(self.network.score(packed_states).squeeze(-1)), packed.places)
+            **{ARGUMENT: packed},
+            **extra,
+        )
+        states = outputs.last_hidden_state[0]  # (T, H)
+        values = unpack(at_least_float32(self.network.score(states).squeeze(-1)), packed.places)
         last = last_valid_index(attention_mask)
         reward = values.gather(1, last.unsqueeze(1)).squeeze(1)
-        return RewardOutput(unpack(packed_states, packed.places), values, reward)
+        every_token = torch.ones_like(packed.input_ids).unsqueeze(0)
+        aux_loss = self._aux_loss(outputs.router_logits, every_token) if self.with_aux_loss else None
+        return RewardOutput(unpack(states, packed.places), values, reward, aux_loss)
 
     def _aux_loss(self, router_logits: tuple[Tensor, ...], attention_mask: Tensor) -> Tensor:
         from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func

@@ -168,10 +168,10 @@ class TrainRMConfig(TrainConfig):
     center_rewards_coefficient: float = flag(0.0, "Weight of the squared sum of a pair's rewards (0.01 is usual)")
 
     batch_tokens: int | None = flag(
-        None, "Tokens per forward pass and process, padding included, instead of --micro_train_batch_size"
+        None, "Tokens per forward pass and process, without padding, instead of --micro_train_batch_size"
     )
     prefix_sharing: Literal["auto", "on", "off"] = flag(
-        "auto", "Compute the prompt of a pair once: where it pays, always (an error where impossible), never"
+        "auto", "Compute the prompt of a pair once: where possible, always (an error where it is not), never"
     )
 
     dataset_format: str | None = flag(

@@ -25,7 +25,7 @@ class TrainingPlan:
     Args:
         examples: size of the data set. batch_size: examples per update over all processes.
         micro_batch_size: examples per forward pass and process.
-        batch_tokens: tokens per forward pass and process, padding included, in place of a number of examples.
+        batch_tokens: tokens per forward pass and process, in place of a number of examples.
     Raises:
         ValueError: fewer examples than a batch, or batch_size is not a multiple of micro_batch_size * world_size.
     """
@@ -74,36 +74,43 @@ class TrainingPlan:
         """Whole epochs contained in the first ``steps`` updates."""
         return min(steps * self.batch_size, self.examples * self.epochs) // self.examples
 
-    def micro_batches(self, lengths: np.ndarray, rank: int) -> list[np.ndarray]:
-        """Split one update among micro-batches of similar length.
+    def micro_batches(self, tokens: np.ndarray, rank: int, padded: bool = True) -> list[np.ndarray]:
+        """Split one update among micro-batches.
 
         Args:
-            lengths: (n,) tokens of the update's examples.
+            tokens: (n,) tokens of the update's examples.
             rank: of this process.
+            padded: rows of a micro-batch are padded to the longest: it holds examples of like length. Else every
+                micro-batch gets about as many tokens.
         Returns:
             ``accumulation`` arrays of places 0..n-1 in the update (with ``batch_tokens`` as many as needed); one may be
             empty in a short update. Every rank gets as many, and over all ranks each place occurs once. Without
-            ``batch_tokens`` the longest come first: what the later ones need then fits into memory that is there.
+            ``batch_tokens`` the largest come first: what the later ones need then fits into memory that is there.
         """
         if self.batch_tokens is not None:
-            return even_slots(cut_by_tokens(lengths, self.batch_tokens), self.world_size)[rank :: self.world_size]
-        slots = np.array_split(np.argsort(lengths, kind="stable"), self.accumulation * self.world_size)
-        return slots[rank :: self.world_size][::-1]
+            parts = cut_by_tokens(tokens, self.batch_tokens, padded)
+            return even_slots(parts, self.world_size)[rank :: self.world_size]
+        order, count = np.argsort(tokens, kind="stable"), self.accumulation * self.world_size
+        if padded:
+            return np.array_split(order, count)[rank :: self.world_size][::-1]
+        return [order[::-1][slot::count] for slot in range(rank, count, self.world_size)]
 
 
-def cut_by_tokens(lengths: np.ndarray, batch_tokens: int) -> list[np.ndarray]:
-    """Batches of similar length that hold at most so many tokens, padding included; a longer row is alone in its batch.
+def cut_by_tokens(tokens: np.ndarray, batch_tokens: int, padded: bool = True) -> list[np.ndarray]:
+    """Batches of similar length that hold at most so many tokens; a longer row is alone in its batch.
 
     Args:
-        lengths: (n,) tokens of the rows.
+        tokens: (n,) tokens of the rows. padded: padding to the longest of the batch counts too.
     Returns:
         Arrays of places 0..n-1, shortest rows first.
     """
-    order = np.argsort(lengths, kind="stable")
-    starts = [0]
+    order = np.argsort(tokens, kind="stable")
+    starts, held = [0], 0
     for i, place in enumerate(order):
-        if i > starts[-1] and (i - starts[-1] + 1) * lengths[place] > batch_tokens:
+        held = (i - starts[-1] + 1) * tokens[place] if padded else held + tokens[place]
+        if i > starts[-1] and held > batch_tokens:
             starts.append(i)
+            held = tokens[place]
     return np.split(order, starts[1:])
 
 
@@ -117,19 +124,25 @@ def even_slots(slots: list[np.ndarray], multiple: int) -> list[np.ndarray]:
 
 
 def evaluation_batches(
-    lengths: np.ndarray, size: int, rank: int, world_size: int, batch_tokens: int | None = None
+    tokens: np.ndarray,
+    size: int,
+    rank: int,
+    world_size: int,
+    batch_tokens: int | None = None,
+    padded: bool = True,
 ) -> list[tuple[np.ndarray, bool]]:
     """Batches of similar length for one process; over all processes every row counts once.
 
     Args:
-        lengths: (n,) tokens of the rows. size: rows per batch. batch_tokens: tokens per batch instead.
+        tokens: (n,) tokens of the examples. size: examples per batch. batch_tokens, padded: tokens per batch instead,
+            as in :func:`cut_by_tokens`.
     Returns:
         (rows, counts) of each pass; every process gets as many, the last one may repeat a batch that does not count.
     """
-    order = np.argsort(lengths, kind="stable")
+    order = np.argsort(tokens, kind="stable")
     batches = [(order[start : start + size], True) for start in range(0, len(order), size)]
     if batch_tokens is not None:
-        batches = [(rows, True) for rows in cut_by_tokens(lengths, batch_tokens)]
+        batches = [(rows, True) for rows in cut_by_tokens(tokens, batch_tokens, padded)]
     fillers = [(batches[0][0], False)] * (-len(batches) % world_size) if batches else []
     return (batches + fillers)[rank::world_size]
 

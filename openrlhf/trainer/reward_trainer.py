@@ -12,7 +12,7 @@ from torch import Tensor
 from openrlhf.datasets.preference import PreferenceBatch, PreferenceData
 from openrlhf.models.goal_contrastive import StateDraws, draw_states, goal_contrastive_loss
 from openrlhf.models.losses import LossOutput, centering_loss
-from openrlhf.models.packed import pack_pairs
+from openrlhf.models.packed import PackedRows
 from openrlhf.trainer.engine import Engine
 from openrlhf.trainer.loop import gather_rows
 from openrlhf.trainer.plan import TrainingPlan, evaluation_batches, step_generator
@@ -50,6 +50,14 @@ class ContrastiveSettings:
     goal_state_percentile: float = 0.0
 
 
+@dataclass(frozen=True)
+class Packing:
+    """Rows without padding: see :meth:`~openrlhf.models.reward_model.RewardModel.pack`."""
+
+    pack: Callable[[Tensor, Tensor, bool], PackedRows]  # (input_ids (R, S), attention_mask (R, S), share)
+    share: bool  # compute what sequences begin with alike once
+
+
 class PairDraws:
     """The states drawn for the pairs of some examples; the pairs of an example lie together.
 
@@ -82,7 +90,7 @@ class RewardTrainer:
         contrastive: None for the vanilla strategy.
         use_margin: give the data's margins to the pair loss.
         aux_loss_coef, center_coef: weights of the experts' load-balancing loss and of :func:`centering_loss`.
-        prefix_sharing: compute what the two sequences of a pair begin with once; same numbers, less work.
+        packing: how the rows of a micro-batch are laid out; None leaves them as they are. Same numbers, less work.
     """
 
     def __init__(
@@ -97,12 +105,12 @@ class RewardTrainer:
         use_margin: bool = False,
         aux_loss_coef: float = 0.0,
         center_coef: float = 0.0,
-        prefix_sharing: bool = False,
+        packing: Packing | None = None,
     ) -> None:
         self.engine, self.data, self.plan, self.pad_id = engine, data, plan, pad_id
         self.pair_loss, self.contrastive, self.eval_data = pair_loss, contrastive, eval_data
         self.use_margin, self.aux_loss_coef, self.center_coef = use_margin, aux_loss_coef, center_coef
-        self.prefix_sharing = prefix_sharing
+        self.packing = packing
 
     def train_step(self, step: int) -> tuple[Tensor, float | None, float]:
         """Update ``step``: forward, loss, backward over the micro-batches, then one optimizer step.
@@ -114,7 +122,8 @@ class RewardTrainer:
         draws = PairDraws(self.contrastive, self.data.pair_counts[indices], step_generator(self.plan.seed, step))
         sums = torch.zeros(len(SUMS), device=self.engine.device)
         self.engine.model.train()
-        micro_batches = self.plan.micro_batches(self._row_tokens(self.data)[indices], self.engine.rank)
+        tokens, padded = self._tokens(self.data)
+        micro_batches = self.plan.micro_batches(tokens[indices], self.engine.rank, padded)
         self.engine.begin(len(micro_batches))
         for places in micro_batches:
             share = len(places) / len(indices)
@@ -128,16 +137,21 @@ class RewardTrainer:
         result = self.engine.step()
         return sums, result.grad_norm, result.learning_rate
 
-    def _row_tokens(self, data: PreferenceData) -> np.ndarray:
-        """(N,) tokens by which pairs are grouped: those to compute, unless the loss depends on the groups."""
-        regroups = self.contrastive is None or self.contrastive.reduction == "pair"
-        return data.row_tokens if self.prefix_sharing and regroups else 2 * data.lengths
+    def _tokens(self, data: PreferenceData) -> tuple[np.ndarray, bool]:
+        """(N,) tokens by which examples are dealt to micro-batches, and whether those are padded to the longest.
+
+        A loss that depends on what a micro-batch holds keeps the micro-batches of padded rows.
+        """
+        by_pair = self.contrastive is None or self.contrastive.reduction == "pair"
+        if self.packing is None or not by_pair or self.aux_loss_coef > 0:
+            return data.row_counts * data.lengths, True
+        return data.row_tokens if self.packing.share else data.plain_tokens, False
 
     def _losses(self, batch: PreferenceBatch, draws: StateDraws) -> tuple[Tensor, Tensor, Tensor]:
         """Loss to differentiate (mean over pairs), metric sums over pairs, and the rewards (R,)."""
         packed = None
-        if self.prefix_sharing:  # on the CPU, before the copy
-            packed = pack_pairs(batch.input_ids, batch.attention_mask).to(self.engine.device)
+        if self.packing is not None:  # before the copy to the device
+            packed = self.packing.pack(batch.input_ids, batch.attention_mask, self.packing.share)
         batch = batch.to(self.engine.device)
         out = self.engine.model(batch.input_ids, batch.attention_mask, packed)
         chosen, rejected = batch.split(out.reward)  # (P,), (P,)
@@ -212,10 +226,9 @@ class RewardTrainer:
         sums = torch.zeros(len(SUMS), device=self.engine.device)
         rewards = []
         self.engine.model.eval()
+        tokens, padded = self._tokens(self.eval_data)
         size, rank, world = self.plan.micro_batch_size, self.engine.rank, self.engine.world_size
-        for rows, counts in evaluation_batches(
-            self._row_tokens(self.eval_data), size, rank, world, self.plan.batch_tokens
-        ):
+        for rows, counts in evaluation_batches(tokens, size, rank, world, self.plan.batch_tokens, padded):
             batch = self.eval_data.collate(rows.tolist(), self.pad_id)
             with self.engine.autocast():
                 _, batch_sums, reward = self._losses(batch, draws.of(rows))

@@ -1,4 +1,4 @@
-"""Pairs that share a row give the loss, the gradients and the rewards of separate rows."""
+"""Packed rows, with and without shared tokens, give the loss, the gradients and the rewards of padded rows."""
 
 import logging
 
@@ -6,15 +6,19 @@ import numpy as np
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from openrlhf.datasets.preference import PreferenceBatch
+from openrlhf.models import reward_model
 from openrlhf.models.goal_contrastive import draw_states
 from openrlhf.models.losses import bradley_terry_loss
-from openrlhf.models.packed import attention_bias, pack_pairs, visible_tokens
+from openrlhf.models.packed import pack_rows
+from openrlhf.models.packed_attention import base_attention, use_packed_attention
 from openrlhf.models.reward_model import RewardModel
 from openrlhf.trainer.engine import LocalEngine
-from openrlhf.trainer.prefix_sharing import probe, settings_that_forbid, window_of, work_saved
-from openrlhf.trainer.reward_trainer import ContrastiveSettings, RewardTrainer
+from openrlhf.trainer.prefix_sharing import forbids_packing, forbids_sharing, probe, window_of
+from openrlhf.trainer.reward_trainer import ContrastiveSettings, Packing, RewardTrainer
 from tests.integration.test_engines import launch
 from tests.runs import arguments, curve, largest_difference, train, weights, write_pairs
 from tests.tiny import FAMILIES, save_tiny_causal_lm, tiny_config, tiny_reward_model
@@ -42,37 +46,84 @@ def random_pairs(seed: int = 0) -> list[tuple[list[int], list[int], list[int]]]:
     ]
 
 
-def batch_of(pairs) -> PreferenceBatch:
-    rows = [prompt + response for side in (1, 2) for prompt, response in ((pair[0], pair[side]) for pair in pairs)]
+def padded(rows) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids (R, S) and mask of rows of token ids."""
     shape = len(rows), max(map(len, rows))
-    ids, mask, response = torch.zeros(shape, dtype=torch.long), *torch.zeros(2, *shape, dtype=torch.bool)
+    ids, mask = torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.bool)
     for i, row in enumerate(rows):
         ids[i, : len(row)] = torch.tensor(row)
         mask[i, : len(row)] = True
-        response[i, len(pairs[i % len(pairs)][0]) : len(row)] = True
+    return ids, mask
+
+
+def batch_of(pairs) -> PreferenceBatch:
+    rows = [prompt + response for side in (1, 2) for prompt, response in ((pair[0], pair[side]) for pair in pairs)]
+    ids, mask = padded(rows)
+    starts = torch.tensor([len(pair[0]) for pair in pairs] * 2)
+    response = mask & (torch.arange(ids.shape[1]) >= starts.unsqueeze(1))
     chosen, rejected = torch.arange(len(rows)).chunk(2)
     return PreferenceBatch(
         ids, mask, response, chosen, rejected, torch.ones(len(pairs)), margin=None, index=torch.arange(len(pairs))
     )
 
 
-def losses_and_gradients(model: RewardModel, batch: PreferenceBatch, share: bool, autocast: bool = False):
-    """(loss, rewards, gradients by name) of one backward pass of the trainer."""
+def random_groups(seed: int = 0) -> PreferenceBatch:
+    """All pairs of correct and wrong responses of four prompts, each response one row; and one row more."""
+    generator = np.random.default_rng(seed)
+    rows, starts, chosen, rejected, weight = [], [], [], [], []
+    template = generator.integers(3, 320, 3).tolist()  # prompts begin alike too
+    for correct, wrong in ((3, 2), (1, 1), (1, 4), (2, 1)):
+        prompt = template + generator.integers(3, 320, generator.integers(0, 9)).tolist()
+        alike = generator.integers(3, 320, 4).tolist()
+        first = len(rows)
+        for _ in range(correct + wrong):
+            begin = alike[: generator.integers(0, 5)]
+            rows.append(prompt + begin + generator.integers(3, 320, generator.integers(1, 12)).tolist())
+            starts.append(len(prompt))
+        for i in range(correct):
+            for j in range(wrong):
+                chosen.append(first + i)
+                rejected.append(first + correct + j)
+                weight.append(1 / (correct * wrong))
+    ids, mask = padded(rows)
+    response = mask & (torch.arange(ids.shape[1]) >= torch.tensor(starts).unsqueeze(1))
+    pairs = torch.tensor(chosen), torch.tensor(rejected), torch.tensor(weight)
+    return PreferenceBatch(ids, mask, response, *pairs, margin=None, index=torch.arange(4))
+
+
+def separate(batch: PreferenceBatch) -> PreferenceBatch:
+    """The same pairs, every response of every pair a row of its own."""
+    rows = torch.cat([batch.chosen, batch.rejected])
+    chosen, rejected = torch.arange(len(rows)).chunk(2)
+    parts = (x[rows] for x in (batch.input_ids, batch.attention_mask, batch.response_mask))
+    return PreferenceBatch(*parts, chosen, rejected, batch.weight, margin=None, index=batch.index)
+
+
+def losses_and_gradients(model: RewardModel, batch: PreferenceBatch, share: bool | None, autocast: bool = False):
+    """(loss, rewards of the pairs, gradients by name) of one backward pass of the trainer; share None: padded rows."""
     engine = LocalEngine(bf16=autocast, device="cpu")
     engine.model = model.train()
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):  # GPT-2; load_reward_model switches it off
             module.p = 0.0
-    trainer = RewardTrainer(
-        engine, None, None, 0, bradley_terry_loss, CONTRASTIVE, center_coef=0.1, prefix_sharing=share
-    )
+    packing = None if share is None else Packing(model.pack, share)
+    trainer = RewardTrainer(engine, None, None, 0, bradley_terry_loss, CONTRASTIVE, center_coef=0.1, packing=packing)
     draws = draw_states(len(batch.chosen), 5, 4, torch.Generator().manual_seed(3))
     with engine.autocast():
         loss, _, rewards = trainer._losses(batch, draws)
     loss.backward()
     gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     model.zero_grad(set_to_none=True)
-    return loss.detach(), rewards, gradients
+    return loss.detach(), torch.cat(batch.split(rewards)), gradients
+
+
+def assert_equal_training(model, batch, other, share, tolerance, autocast=False):
+    """Training on ``other`` with packed rows is training on ``batch`` with padded ones."""
+    loss, rewards, gradients = losses_and_gradients(model, batch, None, autocast)
+    packed_loss, packed_rewards, packed_gradients = losses_and_gradients(model, other, share, autocast)
+    assert (packed_loss - loss).abs() <= tolerance * loss.abs()
+    assert (packed_rewards - rewards).abs().max() <= tolerance * rewards.abs().max()
+    assert largest_relative(gradients, packed_gradients) <= tolerance
 
 
 def largest_relative(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> float:
@@ -82,35 +133,40 @@ def largest_relative(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor])
     return max(((one[name] - two[name]).abs().max() / size).item() for name in one)
 
 
+@pytest.mark.parametrize("slack", [0, 1 << 19])
 @pytest.mark.parametrize("dtype,tolerance", [(torch.float32, 1e-5), (torch.float64, 1e-10)])
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_loss_gradients_and_rewards_are_those_of_separate_rows(family, checkpointing, dtype, tolerance, monkeypatch):
+def test_loss_gradients_and_rewards_are_those_of_padded_rows(
+    family, checkpointing, dtype, tolerance, slack, monkeypatch
+):
     if dtype == torch.float64:  # norms and rotary positions of transformers work in float32 whatever the weights are
         monkeypatch.setattr(torch, "float32", torch.float64)
         monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
+    monkeypatch.setattr(reward_model, "PACKING_SLACK", {False: slack})
     model = tiny_reward_model(family).to(dtype)
     if checkpointing:
         model.network.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    for seed in range(2):
-        batch = batch_of(random_pairs(seed))
-        loss, rewards, gradients = losses_and_gradients(model, batch, share=False)
-        packed_loss, packed_rewards, packed_gradients = losses_and_gradients(model, batch, share=True)
-        assert (packed_loss - loss).abs() <= tolerance * loss.abs()
-        assert (packed_rewards - rewards).abs().max() <= tolerance * rewards.abs().max()
-        assert largest_relative(gradients, packed_gradients) <= tolerance
+    pairs, groups = batch_of(random_pairs()), random_groups()
+    for share in (True, False):
+        assert_equal_training(model, pairs, pairs, share, tolerance)
+        assert_equal_training(model, separate(groups), groups, share, tolerance)
+    assert_equal_training(model, groups, groups, True, tolerance)
+    assert_equal_training(model, separate(groups), separate(groups), True, tolerance)  # equal rows are one
 
 
 def test_every_state_and_value_is_found_again():
-    model, batch = tiny_reward_model("qwen3").double(), batch_of(random_pairs())
-    packed = pack_pairs(batch.input_ids, batch.attention_mask)
-    with torch.no_grad():
-        separate = model(batch.input_ids, batch.attention_mask)
-        shared = model(batch.input_ids, batch.attention_mask, packed)
-    real = batch.attention_mask
-    assert shared.hidden_states.shape == separate.hidden_states.shape
-    assert (shared.hidden_states - separate.hidden_states)[real].abs().max() < 1e-12
-    assert (shared.values - separate.values)[real].abs().max() < 1e-12
+    model, batch = tiny_reward_model("qwen3").double(), random_groups()
+    for share in (True, False):
+        packed = model.pack(batch.input_ids, batch.attention_mask, share)
+        with torch.no_grad():
+            rows = model(batch.input_ids, batch.attention_mask)
+            found = model(batch.input_ids, batch.attention_mask, packed)
+        real = batch.attention_mask
+        assert found.hidden_states.shape == rows.hidden_states.shape
+        assert (found.hidden_states - rows.hidden_states)[real].abs().max() < 1e-12
+        assert (found.values - rows.values)[real].abs().max() < 1e-12
+        assert len(packed.input_ids) < real.sum() if share else len(packed.input_ids) == real.sum()
 
 
 def test_eager_attention_and_other_checkpointing_agree():
@@ -120,98 +176,123 @@ def test_eager_attention_and_other_checkpointing_agree():
     model = RewardModel(AutoModelForSequenceClassification.from_config(config, attn_implementation="eager"))
     model.network.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})
     model.network.enable_input_require_grads()
-    batch = batch_of(random_pairs())
-    loss, rewards, gradients = losses_and_gradients(model, batch, share=False)
-    packed_loss, packed_rewards, packed_gradients = losses_and_gradients(model, batch, share=True)
-    assert (packed_loss - loss).abs() <= 1e-5 * loss
-    assert (packed_rewards - rewards).abs().max() <= 1e-5 * rewards.abs().max()
-    assert largest_relative(gradients, packed_gradients) <= 1e-5
+    for batch in (batch_of(random_pairs()), random_groups()):
+        assert_equal_training(model, batch, batch, True, 1e-5)
+
+
+def test_attention_without_masks_asks_with_whole_rows(monkeypatch):
+    """What flash-attention gets: no mask, whole rows; here sdpa under another name."""
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "maskless", ALL_ATTENTION_FUNCTIONS["sdpa"])
+    monkeypatch.setitem(ALL_MASK_ATTENTION_FUNCTIONS._global_mapping, "maskless", ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
+    model, batch = tiny_reward_model("llama"), random_groups()
+    model.config._attn_implementation = "maskless"
+    packed = model.pack(batch.input_ids, batch.attention_mask)
+    assert all(rows.visible is None for rows in packed.attention)
+    assert_equal_training(model, batch, batch, True, 1e-5)
 
 
 def test_bf16_autocast_differs_by_rounding_only():
     model, batch = tiny_reward_model("llama"), batch_of(random_pairs())
-    loss, rewards, gradients = losses_and_gradients(model, batch, share=False, autocast=True)
-    packed_loss, packed_rewards, packed_gradients = losses_and_gradients(model, batch, share=True, autocast=True)
+    loss, rewards, gradients = losses_and_gradients(model, batch, None, autocast=True)
+    packed_loss, packed_rewards, packed_gradients = losses_and_gradients(model, batch, True, autocast=True)
     assert (packed_loss - loss).abs() <= 2e-2 * loss
     assert (packed_rewards - rewards).abs().max() <= 2e-2 * rewards.abs().max()
     assert largest_relative(gradients, packed_gradients) <= 5e-2
 
 
-def test_packed_row_by_hand():
-    """Prompt 7 8, chosen 5 6, rejected 5 9 4: the 5 is shared too. Second pair: no prompt, 3 against 4."""
-    batch = batch_of([([7, 8], [5, 6], [5, 9, 4]), ([], [3], [4])])
-    packed = pack_pairs(batch.input_ids, batch.attention_mask)
-    assert packed.input_ids.tolist()[0] == [7, 8, 5, 6, 9, 4] and packed.input_ids.tolist()[1][:2] == [3, 4]
-    assert packed.position_ids.tolist() == [[0, 1, 2, 3, 3, 4], [0, 0, 0, 0, 0, 0]]
-    assert packed.segment.tolist() == [[0, 0, 0, 1, 2, 2], [1, 2, 3, 3, 3, 3]]
-    assert packed.places.tolist() == [[0, 1, 2, 3, 0], [6, 0, 0, 0, 0], [0, 1, 2, 4, 5], [7, 0, 0, 0, 0]]
-    visible = visible_tokens(packed.segment, packed.context).int()
-    assert visible[0].tolist() == [
-        [1, 0, 0, 0, 0, 0],
-        [1, 1, 0, 0, 0, 0],
-        [1, 1, 1, 0, 0, 0],
-        [1, 1, 1, 1, 0, 0],
-        [1, 1, 1, 0, 1, 0],
-        [1, 1, 1, 0, 1, 1],
-    ]
-    assert visible[1, :3, :3].tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 1]]
+def test_load_balancing_loss_counts_every_token_of_rows_that_share_nothing():
+    model, batch = tiny_reward_model("mixtral"), batch_of(random_pairs())
+    model.with_aux_loss = True
+    with torch.no_grad():
+        rows = model(batch.input_ids, batch.attention_mask)
+        packed = model(
+            batch.input_ids, batch.attention_mask, model.pack(batch.input_ids, batch.attention_mask, share=False)
+        )
+    assert rows.aux_loss > 0 and packed.aux_loss == pytest.approx(rows.aux_loss.item(), rel=1e-5)
 
 
-def test_several_pairs_in_one_row_do_not_see_each_other():
-    segment = torch.tensor([[0, 1, 2, 4, 5, 6]])  # prompt, chosen, rejected of one pair, then of another
-    context = torch.tensor([[0, 0, 0, 4, 4, 4]])
-    alone = torch.tensor([[1, 0, 0], [1, 1, 0], [1, 0, 1]]).bool()
-    visible = visible_tokens(segment, context)
-    assert torch.equal(visible[0, :3, :3], alone) and torch.equal(visible[0, 3:, 3:], alone)
-    assert not visible[0, 3:, :3].any() and not visible[0, :3, 3:].any()
-    bias = attention_bias(visible, "eager", torch.float32)
-    assert torch.equal(bias == 0, visible.unsqueeze(1)) and bias.min() == torch.finfo(torch.float32).min
+def test_packed_rows_by_hand():
+    """7 8 5 6, 7 8 5 9 4 and 7 8 9: the tree 7 8 (5 (6, 9 4), 9); numbers follow the order of the tokens."""
+    ids, mask = padded([[7, 8, 5, 9, 4], [7, 8, 9], [7, 8, 5, 6]])
+    packed = pack_rows(ids, mask)
+    assert packed.input_ids.tolist() == [7, 8, 5, 6, 9, 4, 9]
+    assert packed.position_ids.tolist() == [0, 1, 2, 3, 3, 4, 2]
+    assert packed.places.tolist() == [[0, 1, 2, 4, 5], [0, 1, 6, 0, 0], [0, 1, 2, 3, 0]]
+    # The first row of the tree asks as a whole; 9 4 and 9 ask alone and see what is before them.
+    sizes = [(rows.rows, rows.queries, rows.keys) for rows in packed.attention]
+    assert sizes == [(1, 4, 4), (1, 2, 5), (1, 1, 3)]
+    assert packed.queries.tolist() == [0, 1, 2, 3, 4, 5, 6]
+    assert packed.keys.tolist() == [0, 1, 2, 3, 0, 1, 2, 4, 5, 0, 1, 6]
+    assert packed.attention[0].visible is None
+    assert packed.attention[1].visible.int().tolist() == [[[[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]]]
+    assert packed.answers.tolist() == [0, 1, 2, 3, 4, 5, 6]
 
 
-def test_left_padding_and_odd_rows_are_refused():
+def test_calls_hold_rows_of_like_length():
+    """Lengths 4, 4, 3, 1 that share nothing: 4 4 3 waste 4 * 4 - 3 * 3 = 7 pairs, 4 4 3 1 waste 7 + 15 = 22."""
+    ids, mask = padded([[1, 2, 3, 4], [9], [5, 6, 7, 8], [6, 5, 4]])
+    for slack, sizes in ((0, [2, 1, 1]), (6, [2, 1, 1]), (7, [3, 1]), (8, [3, 1]), (21, [3, 1]), (22, [4])):
+        assert [rows.rows for rows in pack_rows(ids, mask, slack=slack).attention] == sizes, slack
+
+
+def test_a_row_inside_another_and_an_equal_row_cost_nothing():
+    ids, mask = padded([[5, 6, 7], [5, 6], [5, 6, 7], [5]])
+    packed = pack_rows(ids, mask)
+    assert packed.input_ids.tolist() == [5, 6, 7]
+    assert packed.places.tolist() == [[0, 1, 2], [0, 1, 0], [0, 1, 2], [0, 0, 0]]
+    alone = pack_rows(ids, mask, share=False)
+    assert len(alone.input_ids) == 9 and alone.places.tolist() == [[0, 1, 2], [3, 4, 0], [5, 6, 7], [8, 0, 0]]
+
+
+def test_left_padding_and_empty_rows_are_refused():
     mask = torch.tensor([[False, True], [True, True]])
     with pytest.raises(ValueError, match="padded on the right"):
-        pack_pairs(torch.ones(2, 2, dtype=torch.long), mask)
-    with pytest.raises(ValueError, match="2B rows"):
-        pack_pairs(torch.ones(3, 2, dtype=torch.long), torch.ones(3, 2, dtype=torch.bool))
+        pack_rows(torch.ones(2, 2, dtype=torch.long), mask)
+    with pytest.raises(ValueError, match="with a token each"):
+        pack_rows(torch.ones(2, 2, dtype=torch.long), torch.tensor([[True, True], [False, False]]))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_probe_accepts_what_works(family):
     model = tiny_reward_model(family)
-    assert probe(model, 320, torch.float32, model.device) is None
+    assert probe(model, model, torch.float32, model.device) is None
 
 
-def test_the_probe_finds_a_model_that_ignores_the_mask_or_fails():
+def test_the_probe_finds_a_model_that_ignores_packed_rows_or_fails():
     model = tiny_reward_model()
     plain = model.network.base_model.forward
-    model.network.base_model.forward = lambda **named: plain(**{**named, "attention_mask": None})
-    assert "differ" in probe(model, 320, torch.float32, model.device)
+    model.network.base_model.forward = lambda packed_rows=None, **named: plain(**named)
+    assert "differ" in probe(model, model, torch.float32, model.device)
     bloom = AutoConfig.for_model("bloom", vocab_size=320, hidden_size=32, n_layer=2, n_head=4, num_labels=1)
     model = RewardModel(AutoModelForSequenceClassification.from_config(bloom)).eval()
-    assert probe(model, 320, torch.float32, model.device) is not None  # its positions are made of a 2-D mask
+    attention = model.config._attn_implementation
+    assert probe(model, model, torch.float32, model.device) is not None  # its positions are made of a 2-D mask
+    assert model.config._attn_implementation == attention
 
 
-def test_settings_that_forbid_sharing():
+def test_packed_attention_is_set_up_once_and_leaves_calls_without_rows_alone():
+    model, batch = tiny_reward_model("llama"), batch_of(random_pairs())
+    with torch.no_grad():
+        before = model(batch.input_ids, batch.attention_mask)
+        use_packed_attention(model.config)
+        use_packed_attention(model.config)
+        after = model(batch.input_ids, batch.attention_mask)
+    assert model.config._attn_implementation == "packed_sdpa" and base_attention(model.config) == "sdpa"
+    assert torch.equal(before.hidden_states, after.hidden_states)
+    assert "packed" not in model.config.to_json_string()
+
+
+def test_settings_that_forbid():
     model = tiny_reward_model("mistral")
     model.config.sliding_window = 20
-    assert settings_that_forbid(model, 20, 0.0) is None
-    assert "sees 20 tokens" in settings_that_forbid(model, 21, 0.0)
+    assert forbids_packing(model, 20) is None
+    assert "sees 20 tokens" in forbids_packing(model, 21)
     model.config.sliding_window = None
-    assert "dropout" in settings_that_forbid(model, 20, 0.1)
-    model.config._attn_implementation = "flash_attention_2"
-    assert "flash_attention_2" in settings_that_forbid(model, 20, 0.0)
-    model = tiny_reward_model("llama")
+    assert forbids_packing(model, 21) is None
+    assert "dropout" in forbids_sharing(model, 0.1) and forbids_sharing(model, 0.0) is None
     model.with_aux_loss = True
-    assert "load-balancing" in settings_that_forbid(model, 20, 0.0)
+    assert "load-balancing" in forbids_sharing(model, 0.0)
     assert window_of(tiny_config("qwen2")) is None  # has a number for a window that is switched off
-
-
-def test_work_saved():
-    assert work_saved(np.array([[100, 0, 0]]), 1000) == pytest.approx(0.5)  # nothing but prompts
-    # 12000 a token and 2 for each token seen: 30 * 12060 against two rows of 20 * 12040
-    assert work_saved(np.array([[10, 10, 10]]), 1000) == pytest.approx(1 - 30 * 12060 / (40 * 12040))
-    assert work_saved(np.array([[0, 1000, 1000]]), 16) < 0  # the masked half between two responses
 
 
 @pytest.fixture(scope="module")
@@ -238,7 +319,7 @@ def test_whole_run_with_a_short_last_step(start, pairs, tmp_path, caplog):
     with caplog.at_level(logging.INFO):
         for sharing in ("off", "on"):
             train(start, pairs, tmp_path / sharing, prefix_sharing=sharing, max_epochs=1)
-    assert "pairs share prompts" in caplog.text
+    assert "rows without padding share prompts" in caplog.text
     compare_runs(tmp_path / "off", tmp_path / "on")
 
 
@@ -278,7 +359,7 @@ def test_on_is_an_error_where_it_cannot_be_and_auto_says_why(tmp_path, pairs, ca
         train(model, pairs, tmp_path / "on", prefix_sharing="on")
     with caplog.at_level(logging.INFO):
         train(model, pairs, tmp_path / "auto", max_epochs=1)
-    assert "pairs do not share prompts: a layer sees 8 tokens" in caplog.text
+    assert "padded rows that share nothing: a layer sees 8 tokens" in caplog.text
 
 
 @pytest.mark.slow
@@ -291,5 +372,5 @@ def test_two_processes_share_rows(stage, batching, start, pairs, tmp_path):
     )  # fmt: skip
     code, output = launch(flags)
     assert code == 0, output[-3000:]
-    assert "pairs share prompts" in output
+    assert "rows without padding share prompts" in output
     compare_runs(tmp_path / "local", tmp_path / "two")

@@ -1,0 +1,104 @@
+"""Attention over packed tokens, by the attention that the model has anyway.
+
+transformers looks its attention function up by name in every layer. Ours stands in front of the one that the model
+uses (sdpa, flash-attention, eager): it puts rows together from packed queries, keys and values, calls the other one,
+and takes the answer of each packed token. Called without packed rows, it only hands on.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from openrlhf.models.packed import AttentionRows, PackedRows
+
+PREFIX = "packed_"
+ARGUMENT = "packed_rows"  # under this name the rows travel through the layers of a model
+
+
+def base_attention(config) -> str:
+    """Name of the attention that a model uses, whether or not ours stands in front of it."""
+    return (config._attn_implementation or "eager").removeprefix(PREFIX)
+
+
+def use_packed_attention(config) -> None:
+    """Let the layers of a model take packed rows. In place; nothing changes for calls without them."""
+    base = base_attention(config)
+    name = PREFIX + base
+    if config._attn_implementation == name:
+        return
+    if name not in ALL_ATTENTION_FUNCTIONS:
+        AttentionInterface.register(name, partial(packed_attention, base))
+        if base in ALL_MASK_ATTENTION_FUNCTIONS:
+            AttentionMaskInterface.register(name, ALL_MASK_ATTENTION_FUNCTIONS[base])
+    config._attn_implementation = name
+
+
+def packed_attention(
+    base: str,
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    packed_rows: PackedRows | None = None,
+    **options,
+) -> tuple[Tensor, Tensor | None]:
+    """Attention of a layer.
+
+    Args:
+        base: name of the attention that computes.
+        query: (1, heads, T, d) of packed tokens. key, value: the same with the heads of keys.
+        attention_mask: of calls without packed rows.
+        options: of the layer, such as scaling; handed on.
+    Returns:
+        (1, T, heads, d) and None; without packed rows what the base returns.
+    """
+    attend = _attention_function(base, module)
+    if packed_rows is None:
+        return attend(module, query, key, value, attention_mask, **options)
+    options.pop("position_ids", None)  # flash-attention would look for sequences in them
+    rows = packed_rows.attention
+    by_row = (
+        _rows_of(query, packed_rows.queries, [(one.rows, one.queries) for one in rows]),
+        *(_rows_of(states, packed_rows.keys, [(one.rows, one.keys) for one in rows]) for states in (key, value)),
+    )
+    answers = [
+        attend(module, *states, _mask_of(one, base, query), **options)[0]  # (b, A, heads, d)
+        for one, *states in zip(rows, *by_row, strict=True)
+    ]
+    together = torch.cat([answer.flatten(0, 1) for answer in answers])
+    return together.index_select(0, packed_rows.answers).unsqueeze(0), None
+
+
+def _rows_of(states: Tensor, tokens: Tensor, shapes: list[tuple[int, int]]) -> list[Tensor]:
+    """(1, heads, T, d) and the packed tokens of all rows -> (b, heads, A, d) for each shape (b, A)."""
+    by_token = states[0].transpose(0, 1).flatten(1)  # (T, heads * d)
+    parts = by_token.index_select(0, tokens).split([b * width for b, width in shapes])
+    heads = states.shape[1]
+    return [part.view(*shape, heads, -1).transpose(1, 2) for part, shape in zip(parts, shapes, strict=True)]
+
+
+def _mask_of(rows: AttentionRows, base: str, query: Tensor) -> Tensor | None:
+    """The mask as the base takes it: None for causal rows, numbers to add for eager attention, else boolean."""
+    if base != "eager":
+        return rows.visible
+    visible = rows.visible
+    if visible is None:
+        visible = torch.ones(1, 1, rows.queries, rows.keys, dtype=torch.bool, device=query.device).tril()
+    hidden = query.new_zeros(visible.shape)
+    return hidden.masked_fill_(~visible, torch.finfo(query.dtype).min)
+
+
+def _attention_function(base: str, module: nn.Module) -> Callable:
+    """Eager attention is not in the table of transformers: it is written in each model's own file."""
+    if base != "eager":
+        return ALL_ATTENTION_FUNCTIONS[base]
+    return sys.modules[type(module).__module__].eager_attention_forward
