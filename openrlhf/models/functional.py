@@ -28,14 +28,16 @@ def last_valid_index(mask: Tensor) -> Tensor:
     Returns:
         (B,) int64.
     Raises:
-        ValueError: a row has no True (index -1 would silently read another token).
+        ValueError: a row has no True (index -1 would silently read another token). On a GPU, where asking would wait
+            for all work before it, the device raises instead.
     """
     mask = mask.bool()
-    empty = ~mask.any(dim=1)
-    if empty.any():
-        raise ValueError(
-            f"rows {empty.nonzero().flatten().tolist()} of the mask hold no token; drop them before scoring"
-        )
+    filled = mask.any(dim=1)
+    if mask.device.type != "cpu":
+        torch._assert_async(filled.all(), "a row of the mask holds no token")
+    elif not filled.all():
+        rows = (~filled).nonzero().flatten().tolist()
+        raise ValueError(f"rows {rows} of the mask hold no token; drop them before scoring")
     return mask.shape[1] - 1 - mask.flip(1).long().argmax(dim=1)
 
 

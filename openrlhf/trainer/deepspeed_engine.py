@@ -51,6 +51,18 @@ def _fill_environment() -> None:
     env.setdefault("MASTER_PORT", "29500")
 
 
+def _share_cores(processes: int) -> None:
+    """Without a GPU, give every process of this machine its share of the cores; OMP_NUM_THREADS says otherwise.
+
+    Args:
+        processes: in all, where the launcher does not tell how many are on this machine.
+    """
+    if torch.cuda.is_available() or "OMP_NUM_THREADS" in os.environ:
+        return
+    here = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or processes)
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // here))
+
+
 class LaunchedRanks:
     """Processes of a launcher that share an evaluation: no DeepSpeed engine, only the process group."""
 
@@ -60,6 +72,7 @@ class LaunchedRanks:
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         dist.init_process_group("gloo", timeout=timedelta(hours=24))  # plain objects; a slow process is no failure
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+        _share_cores(self.world_size)
 
     def gather_objects(self, value: Any) -> list[Any]:
         values: list[Any] = [None] * self.world_size
@@ -109,6 +122,7 @@ class DeepSpeedEngine:
             dist_backend="nccl" if has_gpu else "gloo", timeout=timedelta(minutes=60), verbose=False
         )
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+        _share_cores(self.world_size)
         self.device = torch.device("cuda", local_rank) if has_gpu else torch.device("cpu")
         self.bf16, self.zero_stage, self.adam_offload = bf16, zero_stage, adam_offload
         per_pass = micro_batch_size * self.world_size
@@ -208,7 +222,7 @@ class DeepSpeedEngine:
         self.model.step()
         self.micro_step = 0
         norm = self.model.get_global_grad_norm()
-        return StepResult(None if norm is None else float(norm), learning_rate)
+        return StepResult(None if norm is None else torch.as_tensor(norm).detach(), learning_rate)
 
     def sum(self, values: Tensor) -> Tensor:
         values = values.clone()

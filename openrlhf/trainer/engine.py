@@ -36,7 +36,7 @@ class OptimizerSettings:
 class StepResult:
     """Of one optimizer step."""
 
-    grad_norm: float | None  # before clipping; None where the engine does not tell
+    grad_norm: Tensor | None  # () before clipping, on the device; None where the engine does not tell
     learning_rate: float  # used by this step
 
 
@@ -184,7 +184,7 @@ class LocalEngine:
         self.optimizer.step()
         self.scheduler.step()
         self.optimizer.zero_grad(set_to_none=True)
-        return StepResult(float(norm), learning_rate)
+        return StepResult(norm.detach(), learning_rate)
 
     def sum(self, values: Tensor) -> Tensor:
         return values

@@ -32,8 +32,8 @@ logger = logging.getLogger(__name__)
 class Trainer(Protocol):
     """What the loop needs of a trainer."""
 
-    def train_step(self, step: int) -> tuple[Tensor, float | None, float]:
-        """Update ``step``: metric sums of this process, gradient norm, learning rate."""
+    def train_step(self, step: int) -> tuple[Tensor, Tensor | None, float]:
+        """Update ``step``: metric sums of this process, gradient norm (both on the device), learning rate."""
 
     def summarise(self, sums: Tensor) -> dict[str, float]:
         """Means of metric sums that were added over processes and steps."""
@@ -134,31 +134,40 @@ def run_training(
         RuntimeError: the gradient, the loss or the evaluation loss is no longer finite; nothing is saved then.
     """
     sums: Tensor | None = None
+    largest_norm: Tensor | None = None  # since it was last looked at; NaN stays NaN
     if progress.sums is not None and engine.is_main:
         sums = torch.tensor(progress.sums, device=engine.device)
     bar = log.progress(plan.total_steps, progress.step, "train")
     for step in range(progress.step, plan.total_steps):
         step_sums, grad_norm, learning_rate = trainer.train_step(step)
-        _check_finite("gradient norm", grad_norm, step + 1)
+        if grad_norm is not None:
+            largest_norm = grad_norm if largest_norm is None else torch.maximum(largest_norm, grad_norm)
         sums = step_sums if sums is None else sums + step_sums
         epochs_before = plan.epochs_done(step)
         progress.step = step + 1
         bar.update(1)
         last = progress.step == plan.total_steps
 
-        if progress.step % settings.logging_steps == 0 or last:
+        logs = progress.step % settings.logging_steps == 0 or last
+        ends_epoch = settings.eval_steps < 1 and plan.epochs_done(progress.step) > epochs_before
+        evaluates = last or ends_epoch or (settings.eval_steps > 0 and progress.step % settings.eval_steps == 0)
+        saves = settings.save_steps > 0 and progress.step % settings.save_steps == 0 and not last
+        if largest_norm is not None and (logs or evaluates or saves):  # in between, nothing waits for a GPU
+            _check_finite("gradient norm", largest_norm.item(), progress.step)
+            largest_norm = None
+        if logs:
             metrics = trainer.summarise(engine.sum(sums))
             sums = None
             _check_finite("loss", metrics["loss"], progress.step)
             epoch = progress.step * plan.batch_size / plan.examples
+            norm = None if grad_norm is None else grad_norm.item()
             log.log(
                 progress.step,
-                {**metrics, "grad_norm": grad_norm, "learning_rate": learning_rate, "epoch": min(epoch, plan.epochs)},
+                {**metrics, "grad_norm": norm, "learning_rate": learning_rate, "epoch": min(epoch, plan.epochs)},
             )
             bar.set_postfix({k: f"{metrics[k]:.4g}" for k in ("loss", "accuracy") if k in metrics})
 
-        ends_epoch = settings.eval_steps < 1 and plan.epochs_done(progress.step) > epochs_before
-        if last or ends_epoch or (settings.eval_steps > 0 and progress.step % settings.eval_steps == 0):
+        if evaluates:
             figures = trainer.evaluate()
             if figures:
                 _check_finite("evaluation loss", figures["loss"], progress.step)
@@ -168,15 +177,15 @@ def run_training(
                     progress.best_loss = figures["loss"]
                     if settings.keep_best is not None:
                         settings.keep_best(figures)
-        if settings.save_steps > 0 and progress.step % settings.save_steps == 0 and not last:
+        if saves:
             progress.sums = None if sums is None else engine.sum(sums).tolist()
             save_checkpoint(engine, settings, progress)
     bar.close()
     return progress
 
 
-def _check_finite(name: str, value: float | None, step: int) -> None:
-    if value is not None and not math.isfinite(value):
+def _check_finite(name: str, value: float, step: int) -> None:
+    if not math.isfinite(value):
         raise RuntimeError(
             f"the {name} is {value} at step {step}: the run has diverged and is stopped before anything is saved; "
             "start again with a lower --learning_rate, or look for broken rows in the data"

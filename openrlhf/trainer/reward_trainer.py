@@ -16,6 +16,7 @@ from openrlhf.models.packed import PackedRows
 from openrlhf.trainer.engine import Engine
 from openrlhf.trainer.loop import gather_rows
 from openrlhf.trainer.plan import TrainingPlan, evaluation_batches, step_generator
+from openrlhf.trainer.prefetch import Prefetcher
 
 # Weighted sums over pairs, in the order of the vectors that train_step returns and evaluate gathers. The weights of the
 # pairs of an example add up to 1.
@@ -56,6 +57,16 @@ class Packing:
 
     pack: Callable[[Tensor, Tensor, bool], PackedRows]  # (input_ids (R, S), attention_mask (R, S), share)
     share: bool  # compute what sequences begin with alike once
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """What one forward and backward pass needs."""
+
+    batch: PreferenceBatch
+    draws: StateDraws  # of its P pairs
+    packed: PackedRows | None = None  # the rows of the batch without padding
+    share: float = 1.0  # of the update's examples; 0: takes part only because every process must
 
 
 class PairDraws:
@@ -111,31 +122,47 @@ class RewardTrainer:
         self.pair_loss, self.contrastive, self.eval_data = pair_loss, contrastive, eval_data
         self.use_margin, self.aux_loss_coef, self.center_coef = use_margin, aux_loss_coef, center_coef
         self.packing = packing
+        self.updates = Prefetcher(self._update, plan.total_steps)
 
-    def train_step(self, step: int) -> tuple[Tensor, float | None, float]:
+    def train_step(self, step: int) -> tuple[Tensor, Tensor | None, float]:
         """Update ``step``: forward, loss, backward over the micro-batches, then one optimizer step.
 
         Returns:
             Sums over this process's pairs in the order of ``SUMS``, gradient norm before clipping, learning rate.
         """
-        indices = self.plan.indices(step)
-        draws = PairDraws(self.contrastive, self.data.pair_counts[indices], step_generator(self.plan.seed, step))
+        micro_batches = self.updates.take(step)
         sums = torch.zeros(len(SUMS), device=self.engine.device)
         self.engine.model.train()
-        tokens, padded = self._tokens(self.data)
-        micro_batches = self.plan.micro_batches(tokens[indices], self.engine.rank, padded)
         self.engine.begin(len(micro_batches))
-        for places in micro_batches:
+        for micro in micro_batches:
+            with self.engine.autocast():
+                loss, micro_sums, _ = self._losses(micro)
+            self.engine.backward(loss * micro.share)
+            sums = sums + micro_sums * (micro.share > 0)
+        result = self.engine.step()
+        return sums, result.grad_norm, result.learning_rate
+
+    def _update(self, step: int) -> list[MicroBatch]:
+        """The micro-batches of update ``step`` for this process."""
+        indices = self.plan.indices(step)
+        draws = PairDraws(self.contrastive, self.data.pair_counts[indices], step_generator(self.plan.seed, step))
+        tokens, padded = self._tokens(self.data)
+        micro_batches = []
+        for places in self.plan.micro_batches(tokens[indices], self.engine.rank, padded):
             share = len(places) / len(indices)
             if share == 0:  # a short last update: every process still takes part in every pass
                 places = np.zeros(1, dtype=np.int64)
-            batch = self.data.collate(indices[places].tolist(), self.pad_id)
-            with self.engine.autocast():
-                loss, micro_sums, _ = self._losses(batch, draws.of(places))
-            self.engine.backward(loss * share)
-            sums = sums + micro_sums * (share > 0)
-        result = self.engine.step()
-        return sums, result.grad_norm, result.learning_rate
+            micro_batches.append(self._micro_batch(self.data, indices[places], draws.of(places), share))
+        return micro_batches
+
+    def _micro_batch(
+        self, data: PreferenceData, indices: np.ndarray, draws: StateDraws, share: float = 1.0
+    ) -> MicroBatch:
+        batch = data.collate(indices.tolist(), self.pad_id)
+        packed = None
+        if self.packing is not None:
+            packed = self.packing.pack(batch.input_ids, batch.attention_mask, self.packing.share)
+        return MicroBatch(batch, draws, packed, share)
 
     def _tokens(self, data: PreferenceData) -> tuple[np.ndarray, bool]:
         """(N,) tokens by which examples are dealt to micro-batches, and whether those are padded to the longest.
@@ -147,13 +174,10 @@ class RewardTrainer:
             return data.row_counts * data.lengths, True
         return data.row_tokens if self.packing.share else data.plain_tokens, False
 
-    def _losses(self, batch: PreferenceBatch, draws: StateDraws) -> tuple[Tensor, Tensor, Tensor]:
+    def _losses(self, micro: MicroBatch) -> tuple[Tensor, Tensor, Tensor]:
         """Loss to differentiate (mean over pairs), metric sums over pairs, and the rewards (R,)."""
-        packed = None
-        if self.packing is not None:  # before the copy to the device
-            packed = self.packing.pack(batch.input_ids, batch.attention_mask, self.packing.share)
-        batch = batch.to(self.engine.device)
-        out = self.engine.model(batch.input_ids, batch.attention_mask, packed)
+        batch = micro.batch.to(self.engine.device)
+        out = self.engine.model(batch.input_ids, batch.attention_mask, micro.packed)
         chosen, rejected = batch.split(out.reward)  # (P,), (P,)
         preference = self.pair_loss(chosen, rejected, batch.margin if self.use_margin else None, batch.weight)
         zero = preference.new_zeros(())
@@ -162,7 +186,7 @@ class RewardTrainer:
             contrast = goal_contrastive_loss(
                 out.hidden_states,
                 batch.response_mask,
-                draws.to(self.engine.device),
+                micro.draws.to(self.engine.device),
                 chosen=batch.chosen,
                 rejected=batch.rejected,
                 weight=batch.weight if self.contrastive.reduction == "pair" else None,
@@ -229,9 +253,8 @@ class RewardTrainer:
         tokens, padded = self._tokens(self.eval_data)
         size, rank, world = self.plan.micro_batch_size, self.engine.rank, self.engine.world_size
         for rows, counts in evaluation_batches(tokens, size, rank, world, self.plan.batch_tokens, padded):
-            batch = self.eval_data.collate(rows.tolist(), self.pad_id)
             with self.engine.autocast():
-                _, batch_sums, reward = self._losses(batch, draws.of(rows))
+                _, batch_sums, reward = self._losses(self._micro_batch(self.eval_data, rows, draws.of(rows)))
             if counts:
                 sums = sums + batch_sums
                 rewards.append(reward)

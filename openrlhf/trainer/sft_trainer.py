@@ -25,7 +25,7 @@ class SFTTrainer:
     ) -> None:
         self.engine, self.data, self.plan, self.pad_id, self.eval_data = engine, data, plan, pad_id, eval_data
 
-    def train_step(self, step: int) -> tuple[Tensor, float | None, float]:
+    def train_step(self, step: int) -> tuple[Tensor, Tensor | None, float]:
         """Update ``step``. Returns [tokens, loss sum] of this process, gradient norm, learning rate."""
         indices = self.plan.indices(step)
         tokens_in_update = int(self.data.response_lengths[indices].sum())

@@ -17,8 +17,9 @@ from openrlhf.models.packed import pack_rows
 from openrlhf.models.packed_attention import base_attention, use_packed_attention
 from openrlhf.models.reward_model import RewardModel
 from openrlhf.trainer.engine import LocalEngine
+from openrlhf.trainer.plan import TrainingPlan
 from openrlhf.trainer.prefix_sharing import forbids_packing, forbids_sharing, probe, window_of
-from openrlhf.trainer.reward_trainer import ContrastiveSettings, Packing, RewardTrainer
+from openrlhf.trainer.reward_trainer import ContrastiveSettings, MicroBatch, RewardTrainer
 from tests.integration.test_engines import launch
 from tests.runs import arguments, curve, largest_difference, train, weights, write_pairs
 from tests.tiny import FAMILIES, save_tiny_causal_lm, tiny_config, tiny_reward_model
@@ -106,11 +107,12 @@ def losses_and_gradients(model: RewardModel, batch: PreferenceBatch, share: bool
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):  # GPT-2; load_reward_model switches it off
             module.p = 0.0
-    packing = None if share is None else Packing(model.pack, share)
-    trainer = RewardTrainer(engine, None, None, 0, bradley_terry_loss, CONTRASTIVE, center_coef=0.1, packing=packing)
+    packed = None if share is None else model.pack(batch.input_ids, batch.attention_mask, share)
+    plan = TrainingPlan(examples=1, epochs=1, batch_size=1, micro_batch_size=1)
+    trainer = RewardTrainer(engine, None, plan, 0, bradley_terry_loss, CONTRASTIVE, center_coef=0.1)
     draws = draw_states(len(batch.chosen), 5, 4, torch.Generator().manual_seed(3))
     with engine.autocast():
-        loss, _, rewards = trainer._losses(batch, draws)
+        loss, _, rewards = trainer._losses(MicroBatch(batch, draws, packed))
     loss.backward()
     gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     model.zero_grad(set_to_none=True)
