@@ -7,6 +7,7 @@ import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification
 from transformers.utils import is_flash_attn_2_available
 
+from openrlhf.models import reward_model
 from openrlhf.models.losses import bradley_terry_loss
 from openrlhf.models.reward_model import RewardModel, initialise_head
 from tests.tiny import tiny_reward_model
@@ -20,15 +21,20 @@ def batch(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     ids = torch.randint(3, 320, (2 * PAIRS, WIDTH), generator=generator)
     lengths = torch.randint(5, WIDTH + 1, (2 * PAIRS,), generator=generator)
     mask = torch.arange(WIDTH) < lengths[:, None]
-    return ids.masked_fill(~mask, 0), mask
+    return ids, mask
 
 
-def rewards_and_gradient(model: RewardModel, device: str, bf16: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+def rewards_and_gradient(
+    model: RewardModel, device: str, bf16: bool = False, packed: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Rewards (2B,) and the gradient of the Bradley-Terry loss over all weights, one vector; on the CPU."""
     model = model.to(device)
-    ids, mask = (x.to(device) for x in batch())
+    ids, mask = batch()
+    ids[PAIRS:, :40] = ids[:PAIRS, :40]  # a shared beginning, of more than half of some rows
+    rows = model.pack(ids, mask) if packed else None
+    ids, mask = ids.to(device), mask.to(device)
     with torch.autocast(device, dtype=torch.bfloat16, enabled=bf16):
-        reward = model(ids, mask).reward
+        reward = model(ids, mask, rows).reward
         loss = bradley_terry_loss(reward[:PAIRS], reward[PAIRS:])
     loss.backward()
     gradient = torch.cat([p.grad.flatten() for p in model.parameters()])
@@ -61,8 +67,22 @@ def test_bfloat16_stays_close_to_float32(family):
     assert not torch.equal(rounded[0], exact[0])  # it did compute in bfloat16
 
 
+@pytest.mark.parametrize("slack", [0, 1 << 19])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma"])
+def test_packed_rows_on_a_gpu_give_the_rewards_and_gradients_of_padded_ones(family, slack, monkeypatch):
+    monkeypatch.setattr(reward_model, "PACKING_SLACK", {True: slack})
+    padded = rewards_and_gradient(tiny_reward_model(family), "cuda")
+    packed = rewards_and_gradient(tiny_reward_model(family), "cuda", packed=True)
+    assert relative(packed[0], padded[0]) < 1e-4
+    assert relative(packed[1], padded[1]) < 1e-4
+    rounded = rewards_and_gradient(tiny_reward_model(family), "cuda", bf16=True, packed=True)
+    assert relative(rounded[0], padded[0]) < 0.03
+    assert relative(rounded[1], padded[1]) < 0.06
+
+
+@pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.skipif(not is_flash_attn_2_available(), reason="flash-attn is not installed: pip install -e '.[gpu]'")
-def test_flash_attention_gives_the_rewards_of_sdpa():
+def test_flash_attention_gives_the_rewards_of_sdpa(packed):
     # Heads of 32: flash-attention refuses the 8 of the tiny models.
     config = AutoConfig.for_model(
         "llama", vocab_size=320, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4,
@@ -73,7 +93,8 @@ def test_flash_attention_gives_the_rewards_of_sdpa():
         torch.manual_seed(0)
         network = AutoModelForSequenceClassification.from_config(config, attn_implementation=attention)
         initialise_head(network.score, config.hidden_size, 0)
-        found[attention] = rewards_and_gradient(RewardModel(network).eval(), "cuda", bf16=True)
+        rows = packed and attention == "flash_attention_2"
+        found[attention] = rewards_and_gradient(RewardModel(network).eval(), "cuda", bf16=True, packed=rows)
     # Both compute in bfloat16, with other roundings.
     assert relative(found["flash_attention_2"][0], found["sdpa"][0]) < 0.03
     assert relative(found["flash_attention_2"][1], found["sdpa"][1]) < 0.06
