@@ -8,7 +8,7 @@ import random
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,12 +49,48 @@ def build_pairs(
     """
     if pairs_per_question < 1:
         raise ValueError(f"pairs_per_question: expected at least 1, got {pairs_per_question}")
+    questions, counts = group_solutions(
+        rows, exclude_questions, strip_calculator=strip_calculator, include_unparsed=include_unparsed
+    )
+    pairs = []
+    for question in questions:
+        spelling = normalise_question(question.text)  # the draw does not depend on how a question is written
+        rng = random.Random(f"{seed}:{spelling}")
+        for i, j in _draw(question.correct, question.wrong, pairs_per_question, rng):
+            texts = (read_solution(k, rows[k], strip_calculator)[1] for k in (i, j))
+            pairs.append(dict(zip(("question", "correct", "incorrect"), (question.text, *texts), strict=True)))
+    return pairs, {**counts, "pairs": len(pairs)}
+
+
+@dataclass(frozen=True)
+class QuestionSolutions:
+    """Row numbers of one question's usable solutions, in order of appearance."""
+
+    text: str  # the question as its first row has it
+    row: int  # number of that row
+    correct: list[int]
+    wrong: list[int]
+
+
+def group_solutions(
+    rows: Iterable[Mapping[str, Any]],
+    exclude_questions: Collection[str] = frozenset(),
+    *,
+    strip_calculator: bool = False,
+    include_unparsed: bool = False,
+) -> tuple[list[QuestionSolutions], dict[str, int]]:
+    """The different solutions of each question, correct and wrong; arguments and what raises as in build_pairs.
+
+    Returns:
+        (questions in order of appearance, also those without correct or without wrong solutions; counts of rows read,
+        of rows left out by reason and of questions, those of 0 left out but for "read").
+    """
     excluded = {normalise_question(question) for question in exclude_questions}
     counts: Counter[str] = Counter(read=0)
     groups: dict[str, _Solutions] = {}
     for i, row in enumerate(rows):
         counts["read"] += 1
-        question, solution, is_correct = _parts(i, row, strip_calculator)
+        question, solution, is_correct = read_solution(i, row, strip_calculator)
         reason = _reason(row, solution, is_correct, include_unparsed)
         if reason:
             counts[reason] += 1
@@ -63,23 +99,19 @@ def build_pairs(
             counts["contaminated"] += 1
             continue
         key = " ".join(question.split())
-        group = groups.setdefault(key, _Solutions(question))
+        group = groups.setdefault(key, _Solutions(question, i))
         group.add(i, solution, is_correct)
-    pairs = []
-    for key, group in groups.items():
+    questions = []
+    for group in groups.values():
         correct, wrong = group.usable()
+        questions.append(QuestionSolutions(group.question, group.row, correct, wrong))
         counts["duplicate"] += group.duplicates
         counts["conflicting"] += len(group.conflicting)
         counts["questions"] += 1
         counts["questions_without_correct"] += not correct
         counts["questions_without_wrong"] += not wrong
         counts["questions_paired"] += bool(correct and wrong)
-        spelling = normalise_question(key)  # the draw does not depend on how a question is written
-        for i, j in _draw(correct, wrong, pairs_per_question, random.Random(f"{seed}:{spelling}")):
-            texts = (_parts(k, rows[k], strip_calculator)[1] for k in (i, j))
-            pairs.append(dict(zip(("question", "correct", "incorrect"), (group.question, *texts), strict=True)))
-    counts["pairs"] = len(pairs)
-    return pairs, {name: count for name, count in counts.items() if count or name in ("read", "pairs")}
+    return questions, {name: count for name, count in counts.items() if count or name == "read"}
 
 
 def normalise_question(text: str) -> str:
@@ -98,11 +130,22 @@ def remove_calculator(text: str) -> str:
     return _CALCULATOR.sub("", text)
 
 
+def read_solution(i: int, row: Mapping[str, Any], strip_calculator: bool) -> tuple[str, str, bool | None]:
+    """Question, solution and label of row i; a row that is no completion raises ValueError with its number."""
+    try:
+        completion = row_to_completion(row)
+    except ValueError as error:
+        raise ValueError(f"row {i}: {error}") from error
+    solution = completion.generated_solution
+    return completion.question, remove_calculator(solution) if strip_calculator else solution, completion.is_correct
+
+
 @dataclass
 class _Solutions:
     """Row numbers of one question's different solutions, by the hash of their text."""
 
     question: str
+    row: int
     correct: dict[bytes, int] = field(default_factory=dict)
     wrong: dict[bytes, int] = field(default_factory=dict)
     duplicates: int = 0
@@ -121,15 +164,6 @@ class _Solutions:
         """Row numbers of the correct and of the wrong solutions, without those labelled both ways."""
         both = self.conflicting
         return tuple([row for key, row in side.items() if key not in both] for side in (self.correct, self.wrong))
-
-
-def _parts(i: int, row: Mapping[str, Any], strip_calculator: bool) -> tuple[str, str, bool | None]:
-    try:
-        completion = row_to_completion(row)
-    except ValueError as error:
-        raise ValueError(f"row {i}: {error}") from error
-    solution = completion.generated_solution
-    return completion.question, remove_calculator(solution) if strip_calculator else solution, completion.is_correct
 
 
 def _reason(row: Mapping[str, Any], solution: str, is_correct: bool | None, include_unparsed: bool) -> str | None:

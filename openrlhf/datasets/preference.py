@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import json
 import logging
-import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import datasets
@@ -29,7 +26,7 @@ from openrlhf.datasets.adapters import (
     row_to_example,
 )
 from openrlhf.datasets.hh import parse_hh
-from openrlhf.datasets.sources import fingerprint_rows
+from openrlhf.datasets.prepared import TOKEN_IDS, fingerprint_prepared, hash_lists, map_to_cache, worker_count
 from openrlhf.datasets.tokenize import (
     REASONS,
     TokenizedPair,
@@ -60,20 +57,16 @@ logger = logging.getLogger(__name__)
 
 _ALL_REASONS = REASONS + tuple(reason for reason in DROP_REASONS if reason not in REASONS)
 _KEPT = [REASONS.index("kept"), REASONS.index("truncated")]
-_IDS = datasets.List(datasets.Value("int32"))
 _FEATURES = datasets.Features(
     {
-        "prompt_ids": _IDS,
-        "chosen_ids": _IDS,
-        "rejected_ids": _IDS,
+        "prompt_ids": TOKEN_IDS,
+        "chosen_ids": TOKEN_IDS,
+        "rejected_ids": TOKEN_IDS,
         "margin": datasets.Value("float32"),
         "reason": datasets.Value("int8"),
     }
 )
-_BATCH_ROWS = 500  # rows per map call: bounds the Python lists alive at a time
-_MANY_ROWS = 50_000  # from here on a second process pays for its start
-_WORKERS = 2  # each further one adds about 0.3 GB: docs/data_formats.md, Memory and speed
-_PREPARATION = 1  # raised when prepared pairs of the same rows and options change, so that old caches are not reused
+_BATCH_ROWS = 500
 
 
 @dataclass(frozen=True)
@@ -172,18 +165,7 @@ class PreferenceData:
 
     def prompt_hashes(self) -> set[int]:
         """Hashes of the token ids of all kept prompts, each once."""
-        column = self._prepared.data.column("prompt_ids")
-        hashes: set[int] = set()
-        kept = np.zeros(len(column), dtype=bool)
-        kept[self._positions] = True
-        row = 0
-        for chunk in column.chunks:
-            values, offsets = np.asarray(chunk.values), np.asarray(chunk.offsets)
-            for start, end in zip(offsets[:-1], offsets[1:], strict=True):
-                if kept[row]:
-                    hashes.add(hash(values[start:end].tobytes()))
-                row += 1
-        return hashes
+        return hash_lists(self._prepared.data.column("prompt_ids"), self._positions)
 
     def example_text(self, i: int, tokenizer: Any) -> str:
         """Pair i decoded from its ids, special tokens shown, for a look before training."""
@@ -239,24 +221,16 @@ def prepare_preferences(
         raise ValueError("the preference data set has no rows")
     resolved = resolve_options(rows.column_names, _first_values(rows), options)
     logger.info("preference format %s, template %r", resolved.format, resolved.input_template)
-    if num_proc is None:
-        num_proc = min(os.cpu_count() or 1, _WORKERS) if len(rows) >= _MANY_ROWS else 1
-    fingerprint = _fingerprint(rows, tokenizer, resolved)
-    folder = Path(datasets.config.HF_DATASETS_CACHE) / "openrlhf" / "pairs"
-    folder.mkdir(parents=True, exist_ok=True)
-    prepared = rows.with_format(None).map(
+    fingerprint = fingerprint_prepared(rows, tokenizer, resolved.apply_chat_template, options=asdict(resolved))
+    prepared = map_to_cache(
+        rows,
         functools.partial(_prepare_batch, tokenizer=tokenizer, options=resolved),
-        with_indices=True,
-        batched=True,
-        batch_size=_BATCH_ROWS,
-        writer_batch_size=_BATCH_ROWS,
-        remove_columns=rows.column_names,
         features=_FEATURES,
-        num_proc=num_proc if num_proc > 1 else None,
-        load_from_cache_file=cache,
-        cache_file_name=str(folder / f"{fingerprint}.arrow"),
-        new_fingerprint=fingerprint,
-        desc="preparing pairs",
+        kind="pairs",
+        fingerprint=fingerprint,
+        batch_rows=_BATCH_ROWS,
+        workers=worker_count(num_proc, len(rows)),
+        cache=cache,
     )
     data = PreferenceData(prepared, fingerprint, resolved)
     report = ", ".join(f"{name} {count}" for name, count in data.counts.items())
@@ -312,19 +286,6 @@ def _first_values(rows: datasets.Dataset) -> dict[str, Any]:
     """The first value that is not null of each column, looked for in the first 100 rows."""
     head = rows.with_format(None)[: min(100, len(rows))]
     return {name: next((value for value in values if value is not None), None) for name, values in head.items()}
-
-
-def _fingerprint(rows: datasets.Dataset, tokenizer: Any, options: PreferenceOptions) -> str:
-    settings = {
-        "preparation": _PREPARATION,
-        "rows": fingerprint_rows(rows),
-        "options": asdict(options),
-        "special": [tokenizer.eos_token_id, tokenizer("a")["input_ids"]],
-        "chat_template": tokenizer.chat_template if options.apply_chat_template else None,
-    }
-    digest = hashlib.blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=16)
-    digest.update(tokenizer.backend_tokenizer.to_str().encode("utf-8", "surrogatepass"))
-    return digest.hexdigest()
 
 
 def group_of(prompt_ids: Sequence[int]) -> int:

@@ -99,6 +99,41 @@ def encode_responses_with_ends(tokenizer: Any, texts: Sequence[str]) -> list[tup
     return encoded
 
 
+def fit_response(
+    prompt_ids: list[int], response_ids: list[int], eos_id: int, max_len: int, on_long: OnLong = "truncate"
+) -> tuple[list[int] | None, str]:
+    """Fit one response behind its prompt into max_len tokens.
+
+    Args:
+        response_ids: with or without EOS at the end; cut at its end where it is too long. Prompts are never cut.
+        max_len: tokens of prompt + response + EOS.
+        on_long: "truncate" cuts a long response, "drop" drops it, "error" raises.
+    Returns:
+        (at least one token and exactly one EOS behind it, "kept" or "truncated"), or (None, "empty_response",
+        "prompt_too_long" where no response token fits behind the prompt, or "too_long").
+    Raises:
+        ValueError: on_long is "error" and the response does not fit; on_long is unknown.
+    """
+    if on_long not in ON_LONG:
+        raise ValueError(f"on_long: expected one of {ON_LONG}, got {on_long!r}")
+    response = _strip_end(response_ids, eos_id)
+    if not response:
+        return None, "empty_response"
+    room = max_len - len(prompt_ids) - 1  # response tokens that fit before the EOS
+    is_long = len(response) > room
+    if is_long and on_long == "error":
+        raise ValueError(
+            f"a response needs {len(prompt_ids) + len(response) + 1} tokens (prompt {len(prompt_ids)}, response "
+            f"{len(response)}, EOS 1), and max_len is {max_len}: raise --max_len or choose on_long truncate or drop"
+        )
+    if room < 1:
+        return None, "prompt_too_long"
+    if is_long and on_long == "drop":
+        return None, "too_long"
+    response = _strip_end(response[:room], eos_id)
+    return (response + [eos_id], "truncated" if is_long else "kept") if response else (None, "empty_response")
+
+
 def build_pair(
     prompt_ids: list[int],
     chosen_ids: list[int],
@@ -108,46 +143,27 @@ def build_pair(
     on_long: OnLong = "truncate",
     margin: float | None = None,
 ) -> tuple[TokenizedPair | None, str]:
-    """Fit one pair into max_len tokens.
+    """Fit one pair into max_len tokens: both responses as :func:`fit_response` does, and the pair only with both.
 
-    A kept sequence (prompt + response) has at most max_len tokens, ends in exactly one EOS and keeps at least one
-    response token before it. Responses are cut at their end; prompts are never cut.
-
-    Args:
-        chosen_ids, rejected_ids: with or without EOS at the end.
-        max_len: tokens of prompt + response + EOS.
-        on_long: "truncate" cuts long responses, "drop" drops the pair, "error" raises.
     Returns:
-        (pair, "kept" or "truncated"), or (None, reason) with a reason of REASONS. "prompt_too_long" means that no
-        response token fits behind the prompt.
+        (pair, "kept" or "truncated"), or (None, reason) with a reason of REASONS.
     Raises:
-        ValueError: on_long is "error" and the pair does not fit; on_long is unknown.
+        ValueError: on_long is "error" and a response does not fit; on_long is unknown.
     """
-    if on_long not in ON_LONG:
-        raise ValueError(f"on_long: expected one of {ON_LONG}, got {on_long!r}")
     chosen, rejected = _strip_end(chosen_ids, eos_id), _strip_end(rejected_ids, eos_id)
     if not chosen or not rejected:
         return None, "empty_response"
     if chosen == rejected:
         return None, "identical"
-    room = max_len - len(prompt_ids) - 1  # response tokens that fit before the EOS
-    longest = max(len(chosen), len(rejected))
-    if longest > room and on_long == "error":
-        raise ValueError(
-            f"a pair needs {len(prompt_ids) + longest + 1} tokens (prompt {len(prompt_ids)}, response {longest}, "
-            f"EOS 1), and max_len is {max_len}: raise --max_len or choose on_long truncate or drop"
-        )
-    if room < 1:
-        return None, "prompt_too_long"
-    if longest > room and on_long == "drop":
-        return None, "too_long"
-    chosen, rejected = _strip_end(chosen[:room], eos_id), _strip_end(rejected[:room], eos_id)
-    if not chosen or not rejected:
-        return None, "empty_response"
+    (chosen, chosen_reason), (rejected, rejected_reason) = (
+        fit_response(prompt_ids, ids, eos_id, max_len, on_long) for ids in (chosen, rejected)
+    )
+    if chosen is None or rejected is None:
+        return None, chosen_reason if chosen is None else rejected_reason
     if chosen == rejected:
         return None, "identical_after_truncation"
-    pair = TokenizedPair(list(prompt_ids), chosen + [eos_id], rejected + [eos_id], margin)
-    return pair, "truncated" if longest > room else "kept"
+    was_cut = "truncated" in (chosen_reason, rejected_reason)
+    return TokenizedPair(list(prompt_ids), chosen, rejected, margin), "truncated" if was_cut else "kept"
 
 
 def _eos_id(tokenizer: Any) -> int:

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from tqdm import tqdm
 
@@ -146,6 +146,27 @@ def pocket_completions(
     return completions
 
 
+def pocket_solutions(
+    cache_dir: str | Path,
+    policy_path: str | Path,
+    n_questions: int = POCKET_QUESTIONS,
+    n_samples: int = 8,
+    temperature: float = 1.0,
+    seed: int = 0,
+    *,
+    split: str = "train",
+    level: int = DEFAULT_LEVEL,
+    device: str = "cpu",
+    progress: bool = True,
+) -> list[dict[str, Any]]:
+    """Rows of labelled solutions of pocket problems: those of `pocket_completions`, with its arguments."""
+    completions = pocket_completions(
+        cache_dir, policy_path, split, n_questions, n_samples, temperature, seed,
+        level=level, device=device, progress=progress,
+    )  # fmt: skip
+    return [completion_to_row(completion) for completion in completions]
+
+
 def pocket_preferences(
     cache_dir: str | Path,
     policy_path: str | Path,
@@ -164,13 +185,12 @@ def pocket_preferences(
 
     Questions that the policy solves always or never give no pair. Arguments as in `pocket_completions`.
     """
-    completions = pocket_completions(
-        cache_dir, policy_path, split, n_questions, n_samples, temperature, seed,
-        level=level, device=device, progress=progress,
+    rows = pocket_solutions(
+        cache_dir, policy_path, n_questions, n_samples, temperature, seed,
+        split=split, level=level, device=device, progress=progress,
     )  # fmt: skip
-    rows = [completion_to_row(completion) for completion in completions]
     pairs, counts = build_pairs(rows, pairs_per_question, seed)
-    logger.info("pocket pairs from %d completions: %s", len(completions), counts)
+    logger.info("pocket pairs from %d completions: %s", len(rows), counts)
     return pairs
 
 
