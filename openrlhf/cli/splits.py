@@ -12,6 +12,7 @@ from openrlhf.trainer.config import TrainConfig
 
 if TYPE_CHECKING:  # torch takes seconds to import; flags are read without it
     from openrlhf.datasets.preference import PreferenceData
+    from openrlhf.datasets.response_groups import ResponseGroups
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +56,7 @@ def usual_eval_split(source: str) -> str:
     return "train"
 
 
-def warn_of_shared_prompts(train: PreferenceData, held_out: PreferenceData) -> None:
+def warn_of_shared_prompts(train: PreferenceData | ResponseGroups, held_out: PreferenceData | ResponseGroups) -> None:
     """Say how many evaluation prompts are also trained on; whether that is a mistake, only the user knows."""
     train_prompts, eval_prompts = train.prompt_hashes(), held_out.prompt_hashes()
     shared = len(train_prompts & eval_prompts)

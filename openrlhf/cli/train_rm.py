@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from openrlhf.cli.common import (
-    POCKET,
-    cache_folder,
     check_positions,
     loop_settings,
     main_first,
@@ -30,87 +28,17 @@ from openrlhf.cli.common import (
 )
 from openrlhf.cli.model_card import reward_model_card
 from openrlhf.cli.parser import parse_config
+from openrlhf.cli.reward_data import load_pairs
 from openrlhf.cli.run_folder import check_outputs, check_room, publish_model, upload_result
-from openrlhf.cli.splits import load_splits, refuse_training_rows, warn_of_shared_prompts
-from openrlhf.datasets.adapters import PreferenceOptions
 from openrlhf.trainer.config import TrainRMConfig, validate
 from openrlhf.utils.manifest import write_manifest
 from openrlhf.utils.run_log import seed_everything
 
 if TYPE_CHECKING:  # torch and transformers take seconds to import: flags are read without them
-    from openrlhf.datasets.preference import PreferenceData
     from openrlhf.models.reward_model import RewardModel
     from openrlhf.trainer.engine import Engine
 
 logger = logging.getLogger(__name__)
-
-
-def pocket_rows(config: TrainRMConfig):
-    """Training and evaluation pairs of the embedded task, from disjoint questions."""
-    import datasets
-
-    from openrlhf.evaluation.sampling import pocket_preferences, pocket_question_count
-
-    policy = resolve_pocket_model(POCKET)
-    questions = pocket_question_count(config.max_samples)
-    train = pocket_preferences(cache_folder(), policy, seed=config.seed, split="train", n_questions=questions)
-    held_out = pocket_preferences(
-        cache_folder(), policy, seed=config.seed, split="validation", n_questions=min(questions, 200)
-    )
-    if config.max_samples:
-        train, held_out = train[: config.max_samples], held_out[: config.max_samples]
-    return datasets.Dataset.from_list(train), datasets.Dataset.from_list(held_out)
-
-
-def pair_rows(config: TrainRMConfig):
-    """Training and evaluation rows; either may be the embedded task."""
-    named_eval = config.eval_dataset or config.eval_split
-    if config.dataset == POCKET and (not named_eval or config.eval_dataset == POCKET):
-        return pocket_rows(config)
-    if config.dataset == POCKET:
-        other = dataclasses.replace(
-            config,
-            dataset=config.eval_dataset or POCKET,
-            dataset_split=config.eval_split or "train",
-            dataset_probs=None,
-            eval_dataset=None,
-            eval_split=None,
-            eval_fraction=0.0,
-        )
-        return pocket_rows(config)[0], load_splits(other, config.prompt_key)[0]
-    if config.eval_dataset == POCKET:
-        train = load_splits(dataclasses.replace(config, eval_dataset=None, eval_fraction=0.0), config.prompt_key)[0]
-        return train, pocket_rows(config)[1]
-    return load_splits(config, config.prompt_key)
-
-
-def load_pairs(config: TrainRMConfig, tokenizer) -> tuple[PreferenceData, PreferenceData | None]:
-    """Tokenised training and evaluation pairs."""
-    from openrlhf.datasets.preference import prepare_preferences
-
-    is_pocket = config.dataset == POCKET
-    train_rows, eval_rows = pair_rows(config)
-    options = PreferenceOptions(
-        format=config.dataset_format,
-        prompt_key=config.prompt_key,
-        chosen_key=config.chosen_key,
-        rejected_key=config.rejected_key,
-        input_template=config.input_template or (POCKET if is_pocket and not config.apply_chat_template else None),
-        apply_chat_template=config.apply_chat_template,
-        max_len=config.max_len,
-        on_long=config.on_long,
-    )
-    train = prepare_preferences(train_rows, tokenizer, options, num_proc=config.num_proc)
-    held_out = None
-    if eval_rows is not None and len(eval_rows):
-        if not config.apply_chat_template:
-            options = dataclasses.replace(options, input_template=train.options.input_template)
-        held_out = prepare_preferences(eval_rows, tokenizer, options, num_proc=config.num_proc)
-        refuse_training_rows(config, train.fingerprint, held_out.fingerprint)
-        warn_of_shared_prompts(train, held_out)
-    if config.margin_loss and not train.has_margin:
-        raise ValueError(f"--margin_loss: {config.dataset} has no column 'margin'")
-    return train, held_out
 
 
 def load_model(config: TrainRMConfig, engine: Engine, tokenizer) -> tuple[RewardModel, Any]:
@@ -250,7 +178,7 @@ def _run(config: TrainRMConfig, engine: Engine) -> dict[str, float]:
     train, held_out = main_first(engine, partial(load_pairs, config, tokenizer))
     plan = training_plan(config, engine, len(train))
     if engine.is_main:
-        logger.info("pairs: %s; evaluation: %s", train.counts, held_out.counts if held_out else "none")
+        logger.info("training data: %s; evaluation: %s", train.counts, held_out.counts if held_out else "none")
     if config.dry_run:
         if engine.is_main:
             print_resolved(config, plan, engine, train.example_text(int(plan.indices(0)[0]), tokenizer))

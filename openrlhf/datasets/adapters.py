@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from openrlhf.datasets.completions import are_labelled
 from openrlhf.datasets.hh import HH_TURN, hh_messages, parse_hh
 from openrlhf.datasets.jsonl import unpack_json
 from openrlhf.datasets.templates import message_text, render_prompt, render_question, split_chat
@@ -92,6 +93,7 @@ def detect_format(column_names: Sequence[str], first_row: Mapping[str, Any] | No
     raise ValueError(
         f"a data set with the columns {list(column_names)} {found}. Known formats: {_describe_formats()}. "
         "Pass --dataset_format, or name the columns with --prompt_key, --chosen_key and --rejected_key"
+        f"{_labelled_hint(column_names)}"
     )
 
 
@@ -120,7 +122,7 @@ def resolve_options(
         prompt_key=options.prompt_key or prompt,
         chosen_key=options.chosen_key or chosen,
         rejected_key=options.rejected_key or rejected,
-        input_template=options.input_template or _default_template(name, options.apply_chat_template),
+        input_template=options.input_template or default_template(name, options.apply_chat_template),
     )
     keys = [key for key in (resolved.prompt_key, resolved.chosen_key, resolved.rejected_key) if key]
     _require_columns(keys, column_names, name)
@@ -155,7 +157,7 @@ def row_to_example(
     elif format == "messages" or any(map(_is_messages, values)):
         parts = _message_parts(prompt, chosen, rejected, tokenizer)
     else:
-        template = options.input_template or _default_template(format, options.apply_chat_template)
+        template = options.input_template or default_template(format, options.apply_chat_template)
         question = render_question(
             prompt, tokenizer, template=template, apply_chat_template=options.apply_chat_template
         )
@@ -173,6 +175,11 @@ def as_text_or_messages(value: Any) -> Any:
     """A column's value with the message lists and messages that `columns` had to make text of as they were."""
     value = unpack_json(value)
     return [unpack_json(item) for item in value] if _is_messages(value) else value
+
+
+def default_template(format: str, apply_chat_template: bool) -> str:
+    """Template of the prompts of a format where none is named."""
+    return "nemo" if format == "question_correct_incorrect" and not apply_chat_template else "{}"
 
 
 def _hh_parts(chosen: str, rejected: str, options: PreferenceOptions, tokenizer: Any) -> tuple[str, str, str] | str:
@@ -233,10 +240,6 @@ def _margin(value: Any) -> float | None:
     return margin
 
 
-def _default_template(format: str, apply_chat_template: bool) -> str:
-    return "nemo" if format == "question_correct_incorrect" and not apply_chat_template else "{}"
-
-
 def _format_of_keys(column_names: Sequence[str], first_row: Mapping[str, Any], options: PreferenceOptions) -> str:
     """Format of a data set some of whose columns are named by hand."""
     if {"question", "correct", "incorrect"} == {
@@ -270,7 +273,16 @@ def _require_columns(keys: Sequence[str], column_names: Sequence[str], format: s
         raise ValueError(
             f"{wanted} {list(keys)}, got {list(column_names)}: {missing} missing. "
             "Name the columns with --prompt_key, --chosen_key and --rejected_key, or the format with --dataset_format"
+            f"{_labelled_hint(column_names)}"
         )
+
+
+def _labelled_hint(column_names: Sequence[str]) -> str:
+    """What to do with labelled responses where pairs are expected."""
+    if not are_labelled(column_names):
+        return ""
+    told = "make pairs of them with data_setup, or train on them with train_rm --responses_per_prompt"
+    return f". These are labelled responses: {told}"
 
 
 def _check_value(key: str | None, value: Any, format: str, apply_chat_template: bool) -> None:

@@ -16,6 +16,7 @@ from openrlhf.datasets.jsonl import read_jsonl, unpack_json, write_jsonl
 __all__ = [
     "GREEDY_FILE",
     "Completion",
+    "are_labelled",
     "completion_to_row",
     "group_by_question",
     "read_completions",
@@ -82,6 +83,13 @@ def row_to_completion(row: Mapping[str, Any]) -> Completion:
         sample=0 if sample is None else _sample_number(sample),
         extra={key: _storable(value) for key, value in rest.items()},
     )
+
+
+def are_labelled(columns: Iterable[str]) -> bool:
+    """Whether rows with these columns are completions that carry a label."""
+    names = set(columns)
+    has_label = "is_correct" in names or {"steps", "solution_correct"} <= names
+    return has_label and bool(names & set(_QUESTION)) and bool(names & {*_SOLUTION, "steps"})
 
 
 def _check_steps(row: Mapping[str, Any]) -> None:

@@ -174,6 +174,17 @@ class TrainRMConfig(TrainConfig):
         "auto", "Compute the prompt of a pair once: where possible, always (an error where it is not), never"
     )
 
+    responses_per_prompt: int | None = flag(
+        None,
+        "Train on labelled responses (question, generated_solution, is_correct) in place of pairs: an example is a "
+        "prompt with up to so many, its pairs all correct with all wrong ones; the batch sizes then count prompts",
+        "data.responses_per_prompt",
+    )
+    strip_calculator: bool = flag(
+        False, "Remove calculator annotations <<...>> from labelled responses", "data.strip_calculator"
+    )
+    include_unparsed: bool = flag(False, "Keep labelled responses without a predicted answer", "data.include_unparsed")
+
     dataset_format: str | None = flag(
         None, "prompt_chosen_rejected, messages, hh or question_correct_incorrect; default: by the columns"
     )
@@ -289,3 +300,28 @@ def _validate_reward_model(config: TrainRMConfig) -> None:
     for name in ("contrastive_loss_beta", "aux_loss_coef", "center_rewards_coefficient"):
         if getattr(config, name) < 0:
             raise ValueError(f"--{name} must be at least 0, got {getattr(config, name)}")
+    _validate_groups(config)
+
+
+def _validate_groups(config: TrainRMConfig) -> None:
+    if config.responses_per_prompt is None:
+        for name in ("strip_calculator", "include_unparsed"):
+            if getattr(config, name):
+                raise ValueError(f"--{name} is for labelled responses: add --responses_per_prompt, or drop it")
+        return
+    if config.responses_per_prompt < 2:
+        raise ValueError(
+            f"--responses_per_prompt must be at least 2, a correct and a wrong one, got {config.responses_per_prompt}"
+        )
+    if config.margin_loss:
+        raise ValueError("--margin_loss: labelled responses have no margins; drop it or --responses_per_prompt")
+    if config.contrastive and config.contrastive_reduction == "original":
+        raise ValueError(
+            "--contrastive_reduction original knows no pairs of one prompt; drop it or --responses_per_prompt"
+        )
+    for name in ("dataset_format", "prompt_key", "chosen_key", "rejected_key"):
+        if getattr(config, name) is not None:
+            raise ValueError(
+                f"--{name} is for rows of pairs, and --responses_per_prompt reads labelled responses "
+                "(question, generated_solution, is_correct); drop one"
+            )

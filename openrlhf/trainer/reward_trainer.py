@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from openrlhf.datasets.preference import PreferenceBatch, PreferenceData
+from openrlhf.datasets.response_groups import ResponseGroups
 from openrlhf.models.goal_contrastive import StateDraws, draw_states, goal_contrastive_loss
 from openrlhf.models.losses import LossOutput, centering_loss
 from openrlhf.models.packed import PackedRows
@@ -95,7 +96,7 @@ class RewardTrainer:
 
     Args:
         engine: holds the prepared :class:`~openrlhf.models.reward_model.RewardModel`.
-        data: training pairs. plan: which of them each update sees.
+        data: training examples. plan: which of them each update sees.
         eval_data: None for no evaluation.
         pair_loss: (chosen (P,), rejected (P,), margin (P,) | None, weight (P,)) -> () mean over pairs.
         contrastive: None for the vanilla strategy.
@@ -107,12 +108,12 @@ class RewardTrainer:
     def __init__(
         self,
         engine: Engine,
-        data: PreferenceData,
+        data: PreferenceData | ResponseGroups,
         plan: TrainingPlan,
         pad_id: int,
         pair_loss: Callable[[Tensor, Tensor, Tensor | None, Tensor | None], Tensor],
         contrastive: ContrastiveSettings | None = None,
-        eval_data: PreferenceData | None = None,
+        eval_data: PreferenceData | ResponseGroups | None = None,
         use_margin: bool = False,
         aux_loss_coef: float = 0.0,
         center_coef: float = 0.0,
@@ -164,14 +165,15 @@ class RewardTrainer:
             packed = self.packing.pack(batch.input_ids, batch.attention_mask, self.packing.share)
         return MicroBatch(batch, draws, packed, share)
 
-    def _tokens(self, data: PreferenceData) -> tuple[np.ndarray, bool]:
+    def _tokens(self, data: PreferenceData | ResponseGroups) -> tuple[np.ndarray, bool]:
         """(N,) tokens by which examples are dealt to micro-batches, and whether those are padded to the longest.
 
-        A loss that depends on what a micro-batch holds keeps the micro-batches of padded rows.
+        A loss that depends on what a micro-batch holds keeps the micro-batches of padded rows. There every example
+        counts as many rows as the largest one: tokens are then bounded whatever examples come together.
         """
         by_pair = self.contrastive is None or self.contrastive.reduction == "pair"
         if self.packing is None or not by_pair or self.aux_loss_coef > 0:
-            return data.row_counts * data.lengths, True
+            return data.row_counts.max() * data.lengths, True
         return data.row_tokens if self.packing.share else data.plain_tokens, False
 
     def _losses(self, micro: MicroBatch) -> tuple[Tensor, Tensor, Tensor]:
@@ -239,12 +241,11 @@ class RewardTrainer:
     def evaluate(self) -> dict[str, float]:
         """Loss terms, accuracy and the distribution of rewards over the evaluation pairs; {} without any.
 
-        ``reward_std`` is the sample standard deviation (n - 1) over the 2N rewards; every pair counts once whatever the
-        number of processes.
+        ``reward_std`` is the sample standard deviation (n - 1) over the rewards of all responses; every example counts
+        once whatever the number of processes.
         """
         if not self.eval_data:
             return {}
-        count = len(self.eval_data)
         generator = step_generator(self.plan.seed, 0, EVALUATION_STREAM)
         draws = PairDraws(self.contrastive, self.eval_data.pair_counts, generator)
         sums = torch.zeros(len(SUMS), device=self.engine.device)
@@ -261,7 +262,7 @@ class RewardTrainer:
         every_reward = gather_rows(self.engine, rewards)
         return {
             **self.summarise(self.engine.sum(sums)),
-            "pairs": count,
+            "pairs": int(self.eval_data.pair_counts.sum()),
             "reward_mean": every_reward.mean().item(),
             "reward_std": every_reward.std().item(),
             "reward_min": every_reward.min().item(),
