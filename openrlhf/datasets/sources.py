@@ -143,8 +143,8 @@ def split_rows(
     Args:
         eval_fraction: share of rows for evaluation, above 0 and below 1; met up to the size of one question's rows.
         seed: of the choice.
-        group_columns: rows with the same value in the first of these columns that exists stay together; where none
-            exists, equal rows do.
+        group_columns: rows stay together whose value in the first of these columns that is not null is the same but
+            for white space; where none of them exists, equal rows do.
     Returns:
         (train, eval), both in the original order.
     Raises:
@@ -274,14 +274,16 @@ def _load_hub(name: str, subset: str, split: str) -> datasets.Dataset:
 
 def _row_groups(dataset: datasets.Dataset, group_columns: Sequence[str]) -> np.ndarray:
     """(N,) int64 group number of each row, counted from 0 in order of appearance."""
-    column = next((name for name in group_columns if name in dataset.column_names), None)
-    columns = [column] if column else dataset.column_names
+    named = [name for name in group_columns if name in dataset.column_names]
+    columns = named or dataset.column_names
     numbers: dict[bytes, int] = {}
     groups = np.empty(len(dataset), dtype=np.int64)
     position = 0
     for batch in dataset.with_format(None).select_columns(columns).iter(batch_size=1000):
         for values in zip(*(batch[name] for name in columns), strict=True):
-            key = hashlib.blake2b(json.dumps(values, default=str).encode(), digest_size=16).digest()
+            value = next((value for value in values if value is not None), None) if named else values
+            text = " ".join(value.split()) if isinstance(value, str) else json.dumps(value, default=str)
+            key = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
             groups[position] = numbers.setdefault(key, len(numbers))
             position += 1
     return groups

@@ -361,6 +361,14 @@ def test_split_takes_whole_questions_out(fraction):
     assert split_rows(rows, fraction, seed=2)[1].to_list() != held_out.to_list()
 
 
+def test_split_knows_a_question_by_any_column_and_spacing():
+    spellings = [{"question": "q {}", "problem": None}, {"question": None, "problem": "q  {}"}]
+    rows = [{name: text and text.format(i) for name, text in row.items()} for i in range(20) for row in spellings]
+    parts = split_rows(datasets.Dataset.from_list(rows), 0.25, seed=0)
+    asked = [[" ".join((row["question"] or row["problem"]).split()) for row in part] for part in parts]
+    assert [len(set(part)) for part in asked] == [15, 5] and not set(asked[0]) & set(asked[1])
+
+
 def test_split_keeps_equal_rows_together_and_both_sides_filled():
     rows = datasets.Dataset.from_list([{"chosen": f"{i % 3}"} for i in range(30)])
     train, held_out = split_rows(rows, 0.01, seed=0)
