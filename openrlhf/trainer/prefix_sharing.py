@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from openrlhf.datasets.preference import PreferenceData
+from openrlhf.datasets.response_groups import ResponseGroups
 from openrlhf.models.reward_model import RewardModel, RewardOutput
 from openrlhf.trainer.engine import Engine
 from openrlhf.trainer.reward_trainer import Packing
@@ -94,8 +95,8 @@ def choose_packing(
     choice: str,
     engine: Engine,
     model: RewardModel,
-    data: PreferenceData,
-    eval_data: PreferenceData | None,
+    data: PreferenceData | ResponseGroups,
+    eval_data: PreferenceData | ResponseGroups | None,
     dropout: float,
     bf16: bool,
     by_tokens: bool,

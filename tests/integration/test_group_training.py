@@ -13,6 +13,7 @@ from openrlhf.models.pretrained import load_reward_model, load_tokenizer
 from openrlhf.trainer.config import TrainRMConfig
 from openrlhf.trainer.plan import TrainingPlan, cut_by_tokens, step_generator
 from openrlhf.trainer.reward_trainer import RewardTrainer
+from tests.integration.test_engines import launch
 from tests.runs import arguments, curve, largest_difference, train, weights, write_pairs
 from tests.tiny import save_tiny_causal_lm
 
@@ -130,10 +131,27 @@ def test_prompts_computed_once_give_the_run_of_separate_rows(start, solutions, t
             )
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("stage,batching", [(2, {"batch_tokens": 150}), (3, {})])
+def test_two_processes_train_on_groups(stage, batching, start, solutions, tmp_path):
+    settings = SETTINGS | {"micro_train_batch_size": 1}
+    train(start, solutions, tmp_path / "local", prefix_sharing="off", **settings)
+    flags = arguments(
+        start, solutions, tmp_path / "two", prefix_sharing="on", zero_stage=stage, **(settings | batching)
+    )
+    code, output = launch(flags)
+    assert code == 0, output[-3000:]
+    for split in ("train", "eval"):
+        one, two = curve(tmp_path / "local", split), curve(tmp_path / "two", split)
+        assert sorted(one) == sorted(two)
+        for step, line in one.items():
+            assert two[step]["loss"] == pytest.approx(line["loss"], abs=1e-4), (split, step)
+
+
 def test_padded_rows_stay_within_a_bound_on_tokens(start, solutions, tmp_path):
     config = parse_config(TrainRMConfig, arguments(start, solutions, tmp_path, **SETTINGS))
     data, _ = train_rm.load_pairs(config, load_tokenizer(start))
-    tokens, padded = RewardTrainer(None, data, None, 0, None)._tokens(data)
+    tokens, padded = RewardTrainer(None, data, TrainingPlan(1, 1, 1, 1), 0, None)._tokens(data)
     batches = cut_by_tokens(tokens, 240, padded)
     assert len(set(data.row_counts)) > 1 and max(map(len, batches)) > 1
     assert all(len(places) == 1 or data.collate(places, 0).input_ids.numel() <= 240 for places in batches)
