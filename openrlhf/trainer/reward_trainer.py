@@ -157,7 +157,7 @@ class RewardTrainer:
         return micro_batches
 
     def _micro_batch(
-        self, data: PreferenceData, indices: np.ndarray, draws: StateDraws, share: float = 1.0
+        self, data: PreferenceData | ResponseGroups, indices: np.ndarray, draws: StateDraws, share: float = 1.0
     ) -> MicroBatch:
         batch = data.collate(indices.tolist(), self.pad_id)
         packed = None
