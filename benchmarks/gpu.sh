@@ -45,7 +45,7 @@ part tests 180 "$PYTHON" -m pytest -q tests/gpu -p no:cacheprovider --junitxml "
 part score 75 "$PYTHON" benchmarks/bench_score.py --repeats 1 --batch_sizes 32 --json "$folder/score.json"
 part train_bf16 130 "$PYTHON" benchmarks/bench_train.py --model 300m --data generated --length 1024 --pairs 192 \
     --batch_size 32 --micro_batch_sizes 16 --batch_tokens 32768 --peer_batches 16 --max_len 2048 --precision bf16 \
-    --repeats 1 --json "$folder/train_bf16.json"
+    --repeats 1 --profile --json "$folder/train_bf16.json"
 part train_float32 80 "$PYTHON" benchmarks/bench_train.py --data pocket --pairs 256 --micro_batch_sizes 32 \
     --peer_batches 32 --repeats 1 --json "$folder/train_float32.json"
 exit $failed
