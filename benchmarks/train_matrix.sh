@@ -13,7 +13,7 @@ python=${PYTHON:-$root/.venv/bin/python}
 model=${MODEL:-models/SmolLM2-135M-Instruct}
 folder=${FOLDER:-docs/runs}
 
-small=(--model 5m --tokenizer "$model" --pairs 256)
+small=(--model 5m --tokenizer "$model" --pairs 128)
 large=(--model "$model" --pairs 32 --batch_size 16 --micro_batch_sizes 4 --peer_batch_size 16 --peer_batches 2 4
     --only "plain, 4" "packed, 4" "TRL defaults" "TRL grouped")
 groups=(--data pool --responses_per_prompt 8)
