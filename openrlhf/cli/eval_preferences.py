@@ -80,7 +80,7 @@ def evaluate_preferences(
     folder: str | Path,
     *,
     batch_tokens: int | None = None,
-    share_prompts: bool | None = None,
+    share_prompts: bool = True,
     bootstrap: int = 1000,
     seed: int = 0,
     ranks: Ranks | None = None,

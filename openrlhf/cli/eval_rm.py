@@ -70,10 +70,10 @@ class EvalRMConfig:
     apply_chat_template: bool = flag(False, "Render with the tokenizer's chat template; default: the checkpoint's")
     max_len: int | None = flag(None, "Tokens of prompt + response; default: the checkpoint's")
     batch_tokens: int | None = flag(
-        None, "Most tokens of a forward pass, padding included (default: 16384 on a GPU, 4096 on a CPU)"
+        None, "Tokens of a forward pass, shared beginnings once (default: 16384 on a GPU, 2048 on a CPU)"
     )
     share_prompts: Literal["auto", "off"] = flag(
-        "auto", "Compute the prompt of several completions once, where the architecture allows it; or never"
+        "auto", "Compute what completions begin with alike once, where the architecture allows it; or never"
     )
     bf16: bool = flag(False, "Compute in bfloat16")
     attn_implementation: str | None = flag(None, "Attention of transformers: sdpa, eager, flash_attention_2, ...")
@@ -198,7 +198,7 @@ def _evaluate(
             batch_tokens=config.batch_tokens,
             checkpoint=checkpoint.fingerprint,
             ranks=ranks,
-            share_prompts=None if config.share_prompts == "auto" else False,
+            share_prompts=config.share_prompts == "auto",
         )
     if preferences:
         if isinstance(goal, QuestionGoals):
@@ -211,7 +211,7 @@ def _evaluate(
             goal if isinstance(goal, GoalState) else None,
             folder,
             batch_tokens=config.batch_tokens,
-            share_prompts=None if config.share_prompts == "auto" else False,
+            share_prompts=config.share_prompts == "auto",
             bootstrap=config.bootstrap,
             seed=config.seed,
             ranks=ranks,

@@ -65,7 +65,7 @@ class RepresentationConfig:
     max_len: int | None = flag(None, "Tokens of prompt + response; default: the checkpoint's")
     max_samples: int | None = flag(None, "At most this many rows, drawn at random")
     batch_tokens: int | None = flag(
-        None, "Most tokens of a forward pass, padding included (default: 16384 on a GPU, 4096 on a CPU)"
+        None, "Most tokens of a forward pass, padding included (default: 16384 on a GPU, 2048 on a CPU)"
     )
     num_proc: int | None = flag(None, "Processes for tokenisation")
     bf16: bool = flag(False, "Compute in bfloat16")

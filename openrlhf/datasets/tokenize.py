@@ -94,7 +94,7 @@ def encode_responses_with_ends(tokenizer: Any, texts: Sequence[str]) -> list[tup
     encoded = []
     for row in backend.encode_batch(list(texts), add_special_tokens=False):
         ids = _strip_end(row.ids, eos_id)
-        ends = list(accumulate((end for _, end in row.offsets[: len(ids)]), max))
+        ends = list(accumulate([end for _, end in row.offsets[: len(ids)]], max))
         encoded.append((ids + [eos_id], ends + [ends[-1] if ends else 0]))
     return encoded
 

@@ -34,6 +34,7 @@ __all__ = [
     "QuestionGoals",
     "compute_goal_state",
     "goal_of_sums",
+    "goal_similarities",
     "goal_similarity",
     "last_state",
     "load_goal",
@@ -238,19 +239,32 @@ def goal_similarity(hidden_states: Tensor, goal: Tensor) -> Tensor:
     """Cosine between the state at every token and the goal state: the Q-value of the paper.
 
     Args:
-        hidden_states: (B, S, H), any float dtype.
+        hidden_states: (..., H), any float dtype.
         goal: (1, H) or (H,).
     Returns:
-        (B, S) float32 in [-1, 1]; 0 where the state or the goal is the zero vector.
+        (...) float32 in [-1, 1]; 0 where the state or the goal is the zero vector.
     Raises:
         ValueError: another hidden size.
     """
-    goal = goal.reshape(-1).to(hidden_states.device, torch.float32)
-    if goal.shape[0] != hidden_states.shape[-1]:
-        raise ValueError(f"expected a goal state of hidden size {hidden_states.shape[-1]}, got {goal.shape[0]}")
-    states = hidden_states.float()
-    products = states @ torch.nn.functional.normalize(goal, dim=0)
-    norms = torch.linalg.vector_norm(states, dim=-1)
+    return goal_similarities(hidden_states, goal.reshape(1, -1))[..., 0]
+
+
+def goal_similarities(hidden_states: Tensor, goals: Tensor) -> Tensor:
+    """Cosine between every state and every goal.
+
+    Args:
+        hidden_states: (..., H), any float dtype.
+        goals: (G, H).
+    Returns:
+        (..., G) float32 in [-1, 1]; 0 where the state or the goal is the zero vector.
+    Raises:
+        ValueError: another hidden size.
+    """
+    if goals.shape[1] != hidden_states.shape[-1]:
+        raise ValueError(f"expected a goal state of hidden size {hidden_states.shape[-1]}, got {goals.shape[1]}")
+    states, goals = hidden_states.float(), goals.to(hidden_states.device, torch.float32)
+    products = states @ torch.nn.functional.normalize(goals, dim=1).T
+    norms = torch.linalg.vector_norm(states, dim=-1, keepdim=True)
     return torch.where(norms > 0, products / norms, 0.0).clamp(-1.0, 1.0)
 
 

@@ -73,7 +73,7 @@ def score_jobs(
     checkpoint: str | None = None,
     ranks: Ranks | None = None,
     progress: bool = True,
-    share_prompts: bool | None = None,
+    share_prompts: bool = True,
     keep_rows: bool = False,
 ) -> list[list[dict[str, Any]]]:
     """Score the completions of several files together.

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 from tqdm import tqdm
@@ -13,16 +14,17 @@ from tqdm import tqdm
 from openrlhf.datasets.completions import Completion
 from openrlhf.datasets.templates import render_question
 from openrlhf.datasets.tokenize import encode_prompts, encode_responses_with_ends
-from openrlhf.evaluation.batching import WINDOW_BATCHES, cut_windows, pad_right, response_batches, token_batches
-from openrlhf.evaluation.goal_state import GoalState, QuestionGoals, goal_similarity
-from openrlhf.models.policy import pad_left
-from openrlhf.models.prompt_cache import compute_prompts, run_responses, supports_prompt_cache
+from openrlhf.evaluation.batching import cut_windows
+from openrlhf.evaluation.decimals import shortest_decimals
+from openrlhf.evaluation.goal_state import GoalState, QuestionGoals, goal_similarities
+from openrlhf.evaluation.passes import SequenceReader
 from openrlhf.models.reward_model import RewardModel
 from openrlhf.utils.ranks import OneProcess, Ranks
 
 Goal = GoalState | QuestionGoals
-BATCH_TOKENS = {False: 4096, True: 16384}  # by "on a GPU": larger batches leave the caches of a CPU
-_WORTHWHILE = 0.05  # share of the tokens that caching prompts must save
+BATCH_TOKENS = {False: 2048, True: 16384}  # by "on a GPU": larger batches leave the caches of a CPU
+# By the same: completions of about this many batches are sorted together; more of them begin alike then.
+WINDOW_BATCHES = {False: 128, True: 16}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,15 +110,15 @@ def score_encoded(
     batch_tokens: int | None = None,
     ranks: Ranks | None = None,
     progress: bool = True,
-    share_prompts: bool | None = None,
+    share_prompts: bool = True,
 ) -> list[ScoredCompletion]:
     """Score token sequences, each as if it were alone.
 
     Args:
         questions: N question texts, needed with goals per question only.
-        batch_tokens: most tokens of a forward pass, padding included; None: what suits the model's device.
+        batch_tokens: tokens of a forward pass as computed; None: what suits the model's device.
         ranks: processes that share the work; all call this function alike and get all results.
-        share_prompts: False scores every row whole; None shares where the architecture allows it and it pays.
+        share_prompts: compute what completions begin with alike once, where the architecture allows it.
     Returns:
         N records in order.
     Raises:
@@ -148,7 +150,7 @@ class ScoringBar(tqdm):
 
 
 class Scorer:
-    """Scores windows of completions: prompts of several responses are computed once, equal rows too.
+    """Scores windows of completions: what they begin with alike is computed once, equal rows too.
 
     Args:
         model: set to eval mode.
@@ -164,14 +166,15 @@ class Scorer:
         goal: Goal | None = None,
         batch_tokens: int | None = None,
         ranks: Ranks | None = None,
-        share_prompts: bool | None = None,
+        share_prompts: bool = True,
     ) -> None:
         self.model = model.eval()
         self.goal = goal
-        self.batch_tokens = batch_tokens or BATCH_TOKENS[model.device.type == "cuda"]
+        on_gpu = model.device.type == "cuda"
         self.ranks = ranks or OneProcess()
-        self.share_prompts = supports_prompt_cache(model) if share_prompts is None else share_prompts
-        self.window_tokens = WINDOW_BATCHES * self.batch_tokens * self.ranks.world_size  # tokens of a good window
+        batch_tokens = batch_tokens or BATCH_TOKENS[on_gpu]
+        self._reader = SequenceReader(self.model, batch_tokens, share_prompts)
+        self.window_tokens = WINDOW_BATCHES[on_gpu] * batch_tokens * self.ranks.world_size  # tokens of a good window
         self._vectors = None
         if goal is not None:
             vectors = goal.vectors if isinstance(goal, QuestionGoals) else goal.vector
@@ -213,13 +216,13 @@ class Scorer:
             groups += [group[piece::pieces] for piece in range(pieces)]
         # The largest first, dealt in turn: every process gets about the same work.
         groups.sort(key=lambda group: -tokens_of(group))
-        mine = [[copies[0] for copies in group] for group in groups[self.ranks.rank :: self.ranks.world_size]]
+        mine = [copies[0] for group in groups[self.ranks.rank :: self.ranks.world_size] for copies in group]
         start = (bar.n, bar.tokens) if bar is not None else (0, 0)
-        own = dict(self._score_groups(encoded, mine, goal_rows, bar))
+        own = dict(self._score_rows(encoded, mine, goal_rows, bar))
         found = {i: one for part in self.ranks.gather_objects(own) for i, one in part.items()}
         scored = [ScoredCompletion(None, None, None, 0, True)] * len(encoded)
         for copies in (copies for group in groups for copies in group):
-            if not all(map(math.isfinite, found[copies[0]].partial_rewards)):
+            if not math.isfinite(sum(found[copies[0]].partial_rewards)):  # float32 numbers do not add up to infinity
                 raise ValueError(
                     f"{name_of(copies[0])}: the reward model gives a reward that is not finite; check its dtype"
                 )
@@ -240,78 +243,39 @@ class Scorer:
             raise ValueError("goals per question need the question of every completion")
         return [self.goal.index.get(question, -1) for question in questions]
 
-    @torch.inference_mode()
-    def _score_groups(
-        self,
-        encoded: Sequence[EncodedCompletion],
-        groups: Sequence[Sequence[int]],
-        goal_rows: Sequence[int],
-        bar: ScoringBar | None,
-    ) -> Iterator[tuple[int, ScoredCompletion]]:
-        """Positions and scores of groups of positions with one prompt each."""
-        total = sum(len(encoded[i]) for group in groups for i in group)
-        saved = sum((len(group) - 1) * len(encoded[group[0]].prompt_ids) for group in groups)
-        share = self.share_prompts and saved > _WORTHWHILE * total
-        switch = self.model.switch_length
-        shared, whole = [], []
-        for group in groups:
-            longest = max(len(encoded[i]) for i in group)
-            if share and len(group) > 1 and (switch is None or longest <= switch):
-                shared.append(group)
-            else:
-                whole += group
-
-        for batch in token_batches([len(encoded[i]) for i in whole], self.batch_tokens, switch):
-            rows = [whole[position] for position in batch]
-            ids, mask = pad_right([encoded[i].ids for i in rows], self._pad_id, self.model.device)
-            out = self.model(ids, mask)
-            starts = [len(encoded[i].prompt_ids) for i in rows]
-            yield from self._read(encoded, rows, starts, out.hidden_states, out.values, goal_rows, bar)
-
-        for chunk in token_batches([len(encoded[group[0]].prompt_ids) for group in shared], self.batch_tokens):
-            ids, mask = pad_left([encoded[shared[position][0]].prompt_ids for position in chunk], self._pad_id)
-            prompts = compute_prompts(self.model, ids.to(self.model.device), mask.bool().to(self.model.device))
-            members = [(row, i) for row, position in enumerate(chunk) for i in shared[position]]
-            lengths = [(len(encoded[i].prompt_ids), len(encoded[i].response_ids)) for _, i in members]
-            for batch in response_batches(*zip(*lengths, strict=True), self.batch_tokens):
-                rows = [members[position][1] for position in batch]
-                ids, mask = pad_right([encoded[i].response_ids for i in rows], self._pad_id, self.model.device)
-                prompt_rows = [members[position][0] for position in batch]
-                hidden_states, values = run_responses(self.model, prompts, prompt_rows, ids, mask)
-                yield from self._read(encoded, rows, [0] * len(rows), hidden_states, values, goal_rows, bar)
-
-    def _read(
+    def _score_rows(
         self,
         encoded: Sequence[EncodedCompletion],
         rows: Sequence[int],
-        starts: Sequence[int],
-        hidden_states: Tensor,
-        values: Tensor,
         goal_rows: Sequence[int],
         bar: ScoringBar | None,
     ) -> Iterator[tuple[int, ScoredCompletion]]:
-        """Positions and scores from a forward pass whose row r holds the response of rows[r] from column starts[r]."""
-        values = values.float().cpu()
-        similarities = None
-        if isinstance(self.goal, QuestionGoals):
-            vectors = self._vectors[torch.tensor([max(goal_rows[i], 0) for i in rows], device=self.model.device)]
-            pairs = zip(hidden_states, vectors, strict=True)
-            similarities = torch.stack([goal_similarity(states[None], vector)[0] for states, vector in pairs]).cpu()
-        elif self.goal is not None:
-            similarities = goal_similarity(hidden_states, self._vectors).cpu()
-        for row, (i, start) in enumerate(zip(rows, starts, strict=True)):
-            response = slice(start, start + encoded[i].num_actions)
-            partial = _numbers(values[row, response])
-            cosines = None if similarities is None or goal_rows[i] < 0 else _numbers(similarities[row, response])
-            yield i, ScoredCompletion(partial[-1], partial, cosines, encoded[i].num_actions, encoded[i].truncated)
-        if bar is not None:
-            bar.add(len(rows), sum(len(encoded[i]) for i in rows))
+        """Positions and scores of some positions."""
+        prompts = [len(encoded[i].prompt_ids) for i in rows]
+        for one in self._reader.read([encoded[i].ids for i in rows], prompts):
+            members = [rows[place] for place in one.members]
+            counts = [encoded[i].num_actions for i in members]
+            starts = [prompts[place] for place in one.members]
+            responses = zip(one.places.numpy(), starts, counts, strict=True)
+            places = np.concatenate([row[start : start + count] for row, start, count in responses])
+            partial = shortest_decimals(one.values.float().cpu().numpy()[places]).tolist()
+            cosines = self._similarities(one.states, places, [goal_rows[i] for i in members], counts)
+            end = 0
+            for i, count in zip(members, counts, strict=True):
+                part, end = slice(end, end + count), end + count
+                cosine = None if cosines is None or goal_rows[i] < 0 else cosines[part]
+                values = partial[part]
+                yield i, ScoredCompletion(values[-1], values, cosine, count, encoded[i].truncated)
+            if bar is not None:
+                bar.add(len(members), sum(len(encoded[i]) for i in members))
 
-    @property
-    def _pad_id(self) -> int:
-        return self.model.config.pad_token_id
-
-
-def _numbers(values: Tensor) -> list[float]:
-    """Python floats with the shortest digits that give back the float32 values: half the file size."""
-    return [float(str(value)) for value in values.numpy()]
+    def _similarities(
+        self, states: Tensor, places: np.ndarray, goal_rows: Sequence[int], counts: Sequence[int]
+    ) -> list[float] | None:
+        """Goal similarity of the tokens at `places`, which are counts[r] of each row r, to the goal of the row."""
+        goals = np.unique([row for row in goal_rows if row >= 0]).astype(int)
+        if not goals.size:
+            return None
+        found = goal_similarities(states, self._vectors[torch.from_numpy(goals).to(self.model.device)])  # (T, G)
+        columns = np.searchsorted(goals, np.maximum(goal_rows, goals[0]))  # of rows without a goal: any
+        return shortest_decimals(found.cpu().numpy()[places, np.repeat(columns, counts)]).tolist()

@@ -9,6 +9,7 @@ see :mod:`openrlhf.models.packed_attention`.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 
 import numpy as np
@@ -60,7 +61,13 @@ class PackedRows:
 
 
 def pack_rows(
-    input_ids: Tensor, attention_mask: Tensor, *, share: bool = True, suffixes: bool = True, slack: int = 0
+    input_ids: Tensor,
+    attention_mask: Tensor,
+    *,
+    share: bool = True,
+    suffixes: bool = True,
+    slack: int = 0,
+    call_keys: int = sys.maxsize,
 ) -> PackedRows:
     """Lay out R sequences as packed tokens.
 
@@ -70,6 +77,7 @@ def pack_rows(
         suffixes: sequences that share more than half of their tokens ask for the rest only, under a mask, instead of
             being causal rows as a whole. False where attention takes no mask.
         slack: pairs of query and key that may be padding before another attention call is worth its start.
+        call_keys: most keys of an attention call, padding included; a single longer row is a call of its own.
     Raises:
         ValueError: a sequence without a token, or padding before one.
     """
@@ -86,7 +94,8 @@ def pack_rows(
     # What is not new is the newest token of its column: the rows between have it from there too.
     places = np.where(mask, np.maximum.accumulate(number, axis=0), 0)
     start = np.where(suffixes & (2 * shared > length), shared, 0)  # first column that asks
-    attention, queries, keys, answer = _attention_rows(places, length, start, np.flatnonzero(length > shared), slack)
+    asking = np.flatnonzero(length > shared)
+    attention, queries, keys, answer = _attention_rows(places, length, start, asking, slack, call_keys)
     unsorted = np.empty_like(places)
     unsorted[order] = places
     return PackedRows(
@@ -111,13 +120,13 @@ def _sort_rows(ids: np.ndarray, mask: np.ndarray, length: np.ndarray) -> tuple[n
 
 
 def _attention_rows(
-    places: np.ndarray, length: np.ndarray, start: np.ndarray, rows: np.ndarray, slack: int
+    places: np.ndarray, length: np.ndarray, start: np.ndarray, rows: np.ndarray, slack: int, call_keys: int
 ) -> tuple[tuple[AttentionRows, ...], np.ndarray, np.ndarray, np.ndarray]:
     """Attention calls for some rows, their queries and keys, and (R, S) the number of the query at each column."""
     answer = np.zeros_like(places)
     calls, queries, keys, offset = [], [], [], 0
     for part in (rows[start[rows] == 0], rows[start[rows] > 0]):
-        for members in _like_lengths(length, start, part, slack):
+        for members in _like_lengths(length, start, part, slack, call_keys):
             seen, asking = int(length[members].max()), int((length - start)[members].max())
             columns = start[members, None] + np.arange(asking)  # (b, A)
             real = columns < length[members, None]
@@ -134,16 +143,18 @@ def _attention_rows(
     return tuple(calls), np.concatenate(queries), np.concatenate(keys), answer
 
 
-def _like_lengths(length: np.ndarray, start: np.ndarray, rows: np.ndarray, slack: int) -> list[np.ndarray]:
-    """Rows in groups of like size, the longest first; a group's padding may cost `slack` pairs of query and key."""
+def _like_lengths(
+    length: np.ndarray, start: np.ndarray, rows: np.ndarray, slack: int, call_keys: int
+) -> list[np.ndarray]:
+    """Rows in groups of like size, the longest first; see `pack_rows` for how far a group goes."""
     groups: list[list[int]] = []
-    area = used = asking = 0
+    keys = used = asking = 0
     for row in sorted(rows.tolist(), key=lambda row: (-length[row], start[row])):
         own = int(length[row] - start[row])
         asking = max(asking, own)
         if groups:
-            area = (len(groups[-1]) + 1) * asking * int(length[groups[-1][0]])
-        if not groups or area - used - own * int(length[row]) > slack:
+            keys = (len(groups[-1]) + 1) * int(length[groups[-1][0]])
+        if not groups or keys > call_keys or keys * asking - used - own * int(length[row]) > slack:
             groups.append([])
             used, asking = 0, own
         groups[-1].append(row)

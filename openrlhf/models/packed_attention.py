@@ -8,7 +8,7 @@ and takes the answer of each packed token. Called without packed rows, it only h
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
@@ -78,12 +78,19 @@ def packed_attention(
     return together.index_select(0, packed_rows.answers).unsqueeze(0), None
 
 
-def _rows_of(states: Tensor, tokens: Tensor, shapes: list[tuple[int, int]]) -> list[Tensor]:
-    """(1, heads, T, d) and the packed tokens of all rows -> (b, heads, A, d) for each shape (b, A)."""
+def _rows_of(states: Tensor, tokens: Tensor, shapes: list[tuple[int, int]]) -> Iterator[Tensor]:
+    """(1, heads, T, d) and the packed tokens of all rows -> (b, heads, A, d) for each shape (b, A).
+
+    All rows are copied at once where gradients are kept, as each copy would have one of T tokens; else call by call.
+    """
     by_token = states[0].transpose(0, 1).flatten(1)  # (T, heads * d)
-    parts = by_token.index_select(0, tokens).split([b * width for b, width in shapes])
+    sizes = [b * width for b, width in shapes]
+    if states.requires_grad:
+        parts = iter(by_token.index_select(0, tokens).split(sizes))
+    else:
+        parts = (by_token.index_select(0, part) for part in tokens.split(sizes))
     heads = states.shape[1]
-    return [part.view(*shape, heads, -1).transpose(1, 2) for part, shape in zip(parts, shapes, strict=True)]
+    return (part.view(*shape, heads, -1).transpose(1, 2) for part, shape in zip(parts, shapes, strict=True))
 
 
 def _mask_of(rows: AttentionRows, base: str, query: Tensor) -> Tensor | None:

@@ -24,6 +24,8 @@ SETTINGS_KEY = "goal_reward"
 VALUE_HEADS = ("linear", "mlp")
 # By "on a GPU": pairs of query and key whose attention costs as much as the start of another call.
 PACKING_SLACK = {False: 2048, True: 1 << 19}
+# By the same: keys of all rows of an attention call. The rows are copies, and those of a long prompt are many.
+CALL_KEYS = {False: 1 << 14, True: 1 << 18}
 
 
 @dataclass(frozen=True)
@@ -154,13 +156,31 @@ class RewardModel(nn.Module):
             ValueError: a sequence without a token, or padding before one.
         """
         takes_masks = base_attention(self.config) in ("sdpa", "eager")
-        slack = PACKING_SLACK[self.device.type == "cuda"]
-        return pack_rows(input_ids, attention_mask, share=share, suffixes=takes_masks, slack=slack).to(self.device)
+        on_gpu = self.device.type == "cuda"
+        packed = pack_rows(
+            input_ids,
+            attention_mask,
+            share=share,
+            suffixes=takes_masks,
+            slack=PACKING_SLACK[on_gpu],
+            call_keys=CALL_KEYS[on_gpu],
+        )
+        return packed.to(self.device)
 
-    def _forward_packed(self, packed: PackedRows, attention_mask: Tensor) -> RewardOutput:
+    def read_packed(self, packed: PackedRows) -> tuple[Tensor, Tensor]:
+        """States and values of packed tokens, not laid out as rows: ``packed.places`` finds them.
+
+        Returns:
+            (T, H) last hidden states in the model's dtype and (T,) float32 values.
+        """
+        states = self._run_packed(packed).last_hidden_state[0]
+        return states, at_least_float32(self.network.score(states).squeeze(-1))
+
+    def _run_packed(self, packed: PackedRows):
+        """The backbone's output on packed tokens, a batch of one row."""
         use_packed_attention(self.config)
         extra = {"output_router_logits": True} if self.with_aux_loss else {}
-        outputs = self.network.base_model(
+        return self.network.base_model(
             input_ids=packed.input_ids.unsqueeze(0),
             # Of four dimensions: models then make no mask of their own. Packed attention does not read it.
             attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=packed.input_ids.device),
@@ -169,6 +189,9 @@ class RewardModel(nn.Module):
             **{ARGUMENT: packed},
             **extra,
         )
+
+    def _forward_packed(self, packed: PackedRows, attention_mask: Tensor) -> RewardOutput:
+        outputs = self._run_packed(packed)
         states = outputs.last_hidden_state[0]  # (T, H)
         values = unpack(at_least_float32(self.network.score(states).squeeze(-1)), packed.places)
         last = last_valid_index(attention_mask)

@@ -1,47 +1,19 @@
-"""Whether a model can compute packed rows, and tokens that sequences share once."""
+"""How training lays out its rows: packed where the model can, tokens that sequences share computed once."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 
 import torch
-from torch import nn
 
 from openrlhf.datasets.preference import PreferenceData
 from openrlhf.datasets.response_groups import ResponseGroups
-from openrlhf.models.reward_model import RewardModel, RewardOutput
+from openrlhf.models.packing_support import forbids_packing, probe
+from openrlhf.models.reward_model import RewardModel
 from openrlhf.trainer.engine import Engine
 from openrlhf.trainer.reward_trainer import Packing
 
 logger = logging.getLogger(__name__)
-
-TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-8}  # relative, of the largest state; other dtypes round more
-ROUGH_TOLERANCE = 3e-2
-
-
-def window_of(config) -> int | None:
-    """Tokens that the narrowest layer of limited view sees; None where every layer sees all."""
-    text = config.get_text_config()
-    kinds = getattr(text, "layer_types", None)
-    found = [getattr(text, name, None) for name in ("sliding_window", "attention_chunk_size", "window_size")]
-    if getattr(text, "use_sliding_window", True) is False or (kinds and set(kinds) == {"full_attention"}):
-        return None
-    return min((int(size) for size in found if size), default=None)
-
-
-def forbids_packing(model: RewardModel, longest: int) -> str | None:
-    """Why packed rows would give other numbers than padded ones, as far as the configuration tells; None: nothing.
-
-    Args:
-        longest: tokens of the longest sequence.
-    """
-    window, switch = window_of(model.config), model.switch_length
-    if window is not None and window < longest:
-        return f"a layer sees {window} tokens and the longest sequence has {longest}"
-    if switch is not None and switch < longest:
-        return f"rotary positions change for rows beyond {switch} tokens"
-    return None
 
 
 def forbids_sharing(model: RewardModel, dropout: float) -> str | None:
@@ -55,40 +27,6 @@ def forbids_sharing(model: RewardModel, dropout: float) -> str | None:
     if dropout > 0:
         return "dropout would fall on shared tokens once"
     return None
-
-
-@torch.no_grad()
-def probe(
-    forward: Callable[..., RewardOutput], model: RewardModel, dtype: torch.dtype, device: torch.device
-) -> str | None:
-    """Compare packed with padded rows on a few random tokens.
-
-    Args:
-        forward: the reward model, or the engine's wrapper of it; under ZeRO-3 every process must call this.
-        model: the same without the wrapper. dtype: it computes in, for the tolerance.
-    Returns:
-        What is wrong, and the model takes no packed rows any more; None when both agree.
-    """
-    lengths = [(6, 5, 9), (2, 7, 3), (0, 4, 4), (9, 2, 3)]  # prompt, chosen, rejected
-    generator = torch.Generator().manual_seed(0)
-    vocabulary = model.config.get_text_config().vocab_size
-    draw = [[torch.randint(vocabulary, (n,), generator=generator) for n in row] for row in lengths]
-    rows = [torch.cat([row[0], row[side]]) for side in (1, 2) for row in draw]
-    mask = nn.utils.rnn.pad_sequence([torch.ones_like(row) for row in rows], batch_first=True).bool()
-    ids = nn.utils.rnn.pad_sequence(rows, batch_first=True)
-    packed_rows, attention = model.pack(ids, mask), model.config._attn_implementation
-    ids, mask = ids.to(device), mask.to(device)
-    try:
-        separate, packed = forward(ids, mask), forward(ids, mask, packed_rows)
-        size = separate.hidden_states[mask].abs().max()
-        difference = ((separate.hidden_states - packed.hidden_states)[mask].abs().max() / size).item()
-        if difference <= TOLERANCE.get(dtype, ROUGH_TOLERANCE):
-            return None
-        reason = f"states of the same tokens differ by {difference:.1e}, relative"
-    except Exception as error:  # models with attention of their own raise many unrelated types
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-    model.config._attn_implementation = attention
-    return reason
 
 
 def choose_packing(

@@ -15,10 +15,11 @@ from openrlhf.models.goal_contrastive import draw_states
 from openrlhf.models.losses import bradley_terry_loss
 from openrlhf.models.packed import pack_rows
 from openrlhf.models.packed_attention import base_attention, use_packed_attention
+from openrlhf.models.packing_support import forbids_packing, longest_packed, probe, window_of
 from openrlhf.models.reward_model import RewardModel
 from openrlhf.trainer.engine import LocalEngine
 from openrlhf.trainer.plan import TrainingPlan
-from openrlhf.trainer.prefix_sharing import forbids_packing, forbids_sharing, probe, window_of
+from openrlhf.trainer.prefix_sharing import forbids_sharing
 from openrlhf.trainer.reward_trainer import ContrastiveSettings, MicroBatch, RewardTrainer
 from tests.integration.test_engines import launch
 from tests.runs import arguments, curve, largest_difference, train, weights, write_pairs
@@ -237,6 +238,12 @@ def test_calls_hold_rows_of_like_length():
         assert [rows.rows for rows in pack_rows(ids, mask, slack=slack).attention] == sizes, slack
 
 
+def test_calls_hold_no_more_keys_than_allowed():
+    ids, mask = padded([[1, 2, 3, 4], [9], [5, 6, 7, 8], [6, 5, 4]])
+    for keys, sizes in ((1, [1, 1, 1, 1]), (7, [1, 1, 2]), (8, [2, 2]), (12, [3, 1]), (16, [4])):
+        assert [rows.rows for rows in pack_rows(ids, mask, slack=99, call_keys=keys).attention] == sizes, keys
+
+
 def test_a_row_inside_another_and_an_equal_row_cost_nothing():
     ids, mask = padded([[5, 6, 7], [5, 6], [5, 6, 7], [5]])
     packed = pack_rows(ids, mask)
@@ -288,8 +295,9 @@ def test_settings_that_forbid():
     model = tiny_reward_model("mistral")
     model.config.sliding_window = 20
     assert forbids_packing(model, 20) is None
-    assert "sees 20 tokens" in forbids_packing(model, 21)
+    assert "sees 20 tokens" in forbids_packing(model, 21) and longest_packed(model) == 20
     model.config.sliding_window = None
+    assert longest_packed(model) is None
     assert forbids_packing(model, 21) is None
     assert "dropout" in forbids_sharing(model, 0.1) and forbids_sharing(model, 0.0) is None
     model.with_aux_loss = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import logging
 import threading
 
 import numpy as np
@@ -12,10 +13,10 @@ import pytest
 import torch
 
 from openrlhf.datasets.completions import Completion
-from openrlhf.evaluation.goal_state import GoalState, compute_goal_state
+from openrlhf.evaluation.goal_state import GoalState, QuestionGoals, compute_goal_state
 from openrlhf.evaluation.scored_files import ScoringJob, score_jobs
 from openrlhf.evaluation.scoring import Scorer, encode_completions, score_encoded
-from openrlhf.models.prompt_cache import supports_prompt_cache
+from openrlhf.models.packing_support import probe
 from openrlhf.models.reward_model import RewardModel, initialise_head
 from tests.tiny import FAMILIES, tiny_config, tiny_reward_model, tiny_tokenizer
 
@@ -41,7 +42,7 @@ def goal(hidden: int = 32) -> GoalState:
 
 
 def alone(model: RewardModel, tokenizer, texts: list[Completion]) -> list[tuple[list[float], list[float]]]:
-    """Values and goal similarities of every text by a forward pass of its own, without padding or cache."""
+    """Values and goal similarities of every text by a forward pass of its own, without padding."""
     found = []
     for one in encode_completions(tokenizer, texts, **ENCODE):
         with torch.no_grad():
@@ -64,7 +65,7 @@ def test_shared_prompts_batches_and_order_do_not_change_a_score(family):
     tokenizer = tiny_tokenizer(add_bos=True)
     model, texts = tiny_reward_model(family, tokenizer), completions()
     wanted = alone(model, tokenizer, texts)
-    assert supports_prompt_cache(model)
+    assert probe(model, model, torch.float32, model.device) is None
     for share in (True, False):
         for batch_tokens in (1, 150, 100_000):
             encoded = encode_completions(tokenizer, texts, **ENCODE)
@@ -77,12 +78,13 @@ def test_shared_prompts_batches_and_order_do_not_change_a_score(family):
     assert_same(score_encoded(model, shuffled, goal=goal(), progress=False), [wanted[i] for i in order])
 
 
-def test_sliding_windows_see_the_same_behind_a_cached_prompt():
+@pytest.mark.parametrize("window", [8, 24])  # narrower than the probe's rows, and wider than some rows alone
+def test_rows_longer_than_a_window_are_scored_whole(window, caplog):
     from transformers import AutoModelForSequenceClassification
 
     tokenizer = tiny_tokenizer()
     config = tiny_config("mistral")
-    config.sliding_window, config.num_labels = 8, 1
+    config.sliding_window, config.num_labels = window, 1
     torch.manual_seed(0)
     network = AutoModelForSequenceClassification.from_config(config)
     initialise_head(network.score, 32, 0)
@@ -98,7 +100,14 @@ def test_sliding_windows_see_the_same_behind_a_cached_prompt():
         max(abs(a - b) for (x, _), (y, _) in zip(wanted, others, strict=True) for a, b in zip(x, y, strict=True)) > 1e-4
     )
     encoded = encode_completions(tokenizer, texts, **ENCODE)
-    assert_same(score_encoded(model, encoded, goal=goal(), share_prompts=True, progress=False), wanted)
+    longer = len({tuple(one.ids) for one in encoded if len(one) > window})
+    assert 0 < longer < len(encoded) or window == 8
+    with caplog.at_level(logging.INFO):
+        assert_same(score_encoded(model, encoded, goal=goal(), progress=False), wanted)
+    told = "share nothing" if window == 8 else f"{longer} of"
+    assert told in caplog.text
+    behind_cached_prompts = score_encoded(model, encoded, goal=goal(), batch_tokens=1, progress=False)
+    assert_same(behind_cached_prompts, wanted)
 
 
 COMMON = {
@@ -111,12 +120,12 @@ LINEAR = {
     "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
     "shared_expert_intermediate_size": 16,
 }  # fmt: skip
-WINDOWS = {"sliding_window": 8, "layer_types": ["sliding_attention"] * 3 + ["full_attention"]}
+WINDOWS = {"sliding_window": 24, "layer_types": ["sliding_attention"] * 3 + ["full_attention"]}
 STATE_SPACE = {"attn_layer_period": 2, "attn_layer_offset": 1, "use_mamba_kernels": False, "mamba_d_state": 8}
 ROPE = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [3.0] * 4, "rope_theta": 10000.0}
-ARCHITECTURES = {  # model type, its settings, and whether its prompts can be shared
+ARCHITECTURES = {  # model type, its settings, and whether its rows can be packed
     "windows in some layers": ("gemma3_text", WINDOWS, True),
-    "window and soft cap": ("gemma2", {"sliding_window": 8, "query_pre_attn_scalar": 8}, True),
+    "window and soft cap": ("gemma2", {"sliding_window": 24, "query_pre_attn_scalar": 8}, True),
     "experts": ("mixtral", EXPERTS, True),
     "linear attention in some layers": ("qwen3_next", EXPERTS | LINEAR, False),
     "state space in some layers": ("jamba", STATE_SPACE, False),
@@ -140,10 +149,10 @@ def build(model_type: str, settings: dict) -> RewardModel:
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_unusual_architectures_are_scored_as_each_row_alone(name):
     tokenizer, texts = tiny_tokenizer(), completions()
-    model_type, settings, shareable = ARCHITECTURES[name]
+    model_type, settings, packable = ARCHITECTURES[name]
     model = build(model_type, settings)
     wanted = alone(model, tokenizer, texts)
-    assert supports_prompt_cache(model) == shareable
+    assert (probe(model, model, torch.float32, model.device) is None) == packable
     encoded = encode_completions(tokenizer, texts, **ENCODE)
     for batch_tokens in (150, 100_000):
         assert_same(score_encoded(model, encoded, goal=goal(), batch_tokens=batch_tokens, progress=False), wanted)
@@ -161,20 +170,57 @@ def test_goal_state_keeps_rows_on_either_side_of_a_change_of_positions_apart():
     np.testing.assert_allclose(together, single, atol=1e-5)
 
 
-def test_prompts_and_equal_rows_are_computed_once():
+def test_shared_beginnings_and_equal_rows_are_computed_once():
     tokenizer = tiny_tokenizer()
     model, texts = tiny_reward_model("llama", tokenizer), completions(questions=4, samples=10)
-    base, seen = model.network.base_model, []
-    base.register_forward_pre_hook(lambda _, args, kwargs: seen.append(kwargs["attention_mask"]), with_kwargs=True)
     encoded = encode_completions(tokenizer, texts, **ENCODE)
-    scorer = Scorer(model, share_prompts=True)
+    scorer, seen = Scorer(model), []
+    base = model.network.base_model
+    base.register_forward_pre_hook(lambda _, args, kwargs: seen.append(kwargs["input_ids"].numel()), with_kwargs=True)
     scorer.score(encoded)
-    unique = {(tuple(one.prompt_ids), tuple(one.response_ids)) for one in encoded}
-    assert len(unique) < len(encoded)
-    prompts = {tuple(one.prompt_ids): None for one in encoded}
-    assert seen[0].shape[0] == len(prompts) == 4  # the first pass: every prompt once
-    assert sum(mask.shape[0] for mask in seen[1:]) == len(unique)
-    assert sum(int(mask.sum()) for mask in seen[:1]) == sum(map(len, prompts))
+    beginnings = {tuple(one.ids[:end]) for one in encoded for end in range(1, len(one) + 1)}
+    assert seen == [len(beginnings)]
+    assert len(beginnings) < sum(map(len, encoded)) - 9 * sum(map(len, {tuple(one.prompt_ids) for one in encoded}))
+
+
+def test_long_prompts_are_computed_once_and_not_in_every_pack():
+    tokenizer = tiny_tokenizer()
+    model, texts = tiny_reward_model("llama", tokenizer), completions(questions=3, samples=10)
+    encoded = encode_completions(tokenizer, texts, **ENCODE)
+    prompts = {tuple(one.prompt_ids) for one in encoded}
+    limit = 4 * sorted(map(len, prompts))[1]  # one prompt is longer than a quarter of it
+    long = max(prompts, key=len)
+    scorer, seen = Scorer(model, goal(), batch_tokens=limit), []
+    base = model.network.base_model
+    base.register_forward_pre_hook(lambda _, args, kwargs: seen.append(kwargs["input_ids"]), with_kwargs=True)
+    assert_same(scorer.score(encoded), alone(model, tokenizer, texts))
+    seen = seen[: -len(encoded)]  # without those of alone()
+    begins = [row[: len(long)].tolist() == list(long) for ids in seen for row in ids if len(row) >= len(long)]
+    assert begins.count(True) == 1 and [ids.tolist() for ids in seen].count([list(long)]) == 1
+
+
+def test_each_question_is_compared_with_its_own_goal():
+    tokenizer = tiny_tokenizer()
+    model, texts = tiny_reward_model("llama", tokenizer), completions(questions=4, samples=3)
+    questions = list(dict.fromkeys(one.question for one in texts))[1:]  # the first has no goal
+    vectors = np.random.default_rng(5).normal(size=(3, 32)).astype(np.float32)
+    goals = QuestionGoals(vectors, tuple(questions), (1, 1, 1), 1.0, "plain", False, 110, "c", "d")
+    encoded = encode_completions(tokenizer, texts, **ENCODE)
+    asked = [one.question for one in texts]
+    for batch_tokens in (1, 60, 100_000):
+        scored = score_encoded(
+            model, encoded, goal=goals, questions=asked, batch_tokens=batch_tokens, progress=False
+        )  # fmt: skip
+        for one, found in zip(encoded, scored, strict=True):
+            with torch.no_grad():
+                states = model(torch.tensor([one.ids]), torch.ones(1, len(one))).hidden_states[0, -one.num_actions :]
+            question = texts[encoded.index(one)].question
+            if question not in questions:
+                assert found.cosine_sim is None
+                continue
+            vector = torch.from_numpy(vectors[questions.index(question)])
+            wanted = torch.nn.functional.cosine_similarity(states, vector, dim=-1)
+            assert found.cosine_sim == pytest.approx(wanted.tolist(), abs=1e-5)
 
 
 class Thread(threading.Thread):
@@ -250,7 +296,7 @@ def test_files_of_one_benchmark_are_scored_together_and_resume_apart(tmp_path):
     texts = completions(questions=6, samples=4)
     files = [[text for text in texts if text.sample == sample] for sample in range(4)]
     jobs = [ScoringJob(part, tmp_path / f"output-rs{i}.jsonl") for i, part in enumerate(files)]
-    options = ENCODE | {"goal": goal(), "batch_tokens": 20, "progress": False, "share_prompts": True}
+    options = ENCODE | {"goal": goal(), "batch_tokens": 20, "progress": False}
     score_jobs(model, tokenizer, jobs, **options)
     whole = [job.out_path.read_bytes() for job in jobs]
     for part, data in zip(files, whole, strict=True):

@@ -431,7 +431,7 @@ def test_sharing_of_prompts_and_goals_per_question_reach_the_preferences(world, 
     prefer(world, "--goal_state_path", str(world / "goal"), "--share_prompts", "off")
     assert asked[0][-1] is False
     assert "goals of single questions do not fit preference sets" in caplog.text
-    assert prefer(world)["preferences"]["goal_state"] is None and asked[1][-1] is None
+    assert prefer(world)["preferences"]["goal_state"] is None and asked[1][-1] is True
 
 
 def refuse_loading(monkeypatch):

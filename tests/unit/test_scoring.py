@@ -127,7 +127,7 @@ def test_killed_scoring_goes_on_where_it_stopped(tmp_path, monkeypatch):
 def test_rows_appear_before_the_end(tmp_path, monkeypatch):
     model, path, seen = tiny_reward_model(), tmp_path / "out.jsonl", []
     path.touch()
-    monkeypatch.setattr(scoring, "WINDOW_BATCHES", 1)
+    monkeypatch.setattr(scoring, "WINDOW_BATCHES", {False: 1, True: 1})
     base = model.network.base_model
     forward = base.forward
     base.forward = lambda **k: seen.append(path.read_bytes().count(b"\n")) or forward(**k)
