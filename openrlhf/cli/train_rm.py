@@ -185,7 +185,8 @@ def _run(config: TrainRMConfig, engine: Engine) -> dict[str, float]:
         return {}
 
     model, peft_model = load_model(config, engine, tokenizer)
-    check_positions(model.network, int(train.lengths.max()), config.max_len)
+    longest = max(int(data.lengths.max()) for data in (train, held_out) if data)
+    check_positions(model.network, longest, config.max_len)
     main_only(engine, partial(check_room, config, model))
     engine.prepare(model, optimizer_settings(config, plan))
     contrastive = None

@@ -94,6 +94,8 @@ def test_rows_beyond_a_position_table_are_refused(tmp_path):
     (tmp_path / "long.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(ValueError, match="128 positions: pass --max_len 128"):
         train(model, tmp_path / "long.jsonl", tmp_path / "out")
+    with pytest.raises(ValueError, match="128 positions: pass --max_len 128"):  # and not after the first epoch
+        train(model, write_pairs(tmp_path / "short.jsonl"), tmp_path / "out", eval_dataset=tmp_path / "long.jsonl")
 
 
 def test_two_runs_into_one_folder_are_refused(start, pairs, tmp_path, monkeypatch):
