@@ -23,6 +23,8 @@ from openrlhf.models.reward_model import RewardModel
 
 logger = logging.getLogger(__name__)
 
+PROBED_TOKENS = 64  # of the longest row with which the model is tried; the rows to come are not known then
+
 
 @dataclass(frozen=True)
 class TokenPass:
@@ -112,8 +114,9 @@ class SequenceReader:
 
 
 def _longest_packed(model: RewardModel) -> int:
-    problem = probe(model, model, model.network.dtype, model.device)
+    limit = longest_packed(model) or sys.maxsize
+    problem = probe(model, model, model.network.dtype, model.device, min(limit, PROBED_TOKENS))
     if problem is not None:
         logger.info("%s: rows are padded and share nothing (%s)", type(model.network).__name__, problem)
         return 0
-    return longest_packed(model) or sys.maxsize
+    return limit

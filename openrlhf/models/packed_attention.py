@@ -21,6 +21,7 @@ from openrlhf.models.packed import AttentionRows, PackedRows
 
 PREFIX = "packed_"
 ARGUMENT = "packed_rows"  # under this name the rows travel through the layers of a model
+NO_MASK = (1, 1, 1, 1)  # shape of a mask that stands for none: of four dimensions, models make none of their own
 
 
 def base_attention(config) -> str:
@@ -60,10 +61,14 @@ def packed_attention(
         options: of the layer, such as scaling; handed on.
     Returns:
         (1, T, heads, d) and None; without packed rows what the base returns.
+    Raises:
+        ValueError: a layer made a mask of its own for packed rows: attention would not heed it.
     """
     attend = _attention_function(base, module)
     if packed_rows is None:
         return attend(module, query, key, value, attention_mask, **options)
+    if attention_mask is not None and attention_mask.shape != NO_MASK:
+        raise ValueError(f"{type(module).__name__} makes its own mask {tuple(attention_mask.shape)} of packed rows")
     options.pop("position_ids", None)  # flash-attention would look for sequences in them
     rows = packed_rows.attention
     by_row = (

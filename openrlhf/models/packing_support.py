@@ -11,13 +11,14 @@ from openrlhf.models.reward_model import RewardModel, RewardOutput
 
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-8}  # relative, of the largest state; other dtypes round more
 ROUGH_TOLERANCE = 3e-2
+WINDOWS = ("sliding_window", "attention_chunk_size", "window_size", "index_topk")  # names of limits to what is seen
 
 
 def window_of(config) -> int | None:
     """Tokens that the narrowest layer of limited view sees; None where every layer sees all."""
     text = config.get_text_config()
     kinds = getattr(text, "layer_types", None)
-    found = [getattr(text, name, None) for name in ("sliding_window", "attention_chunk_size", "window_size")]
+    found = [getattr(text, name, None) for name in WINDOWS]
     if getattr(text, "use_sliding_window", True) is False or (kinds and set(kinds) == {"full_attention"}):
         return None
     return min((int(size) for size in found if size), default=None)
@@ -45,33 +46,50 @@ def forbids_packing(model: RewardModel, longest: int) -> str | None:
 
 @torch.no_grad()
 def probe(
-    forward: Callable[..., RewardOutput], model: RewardModel, dtype: torch.dtype, device: torch.device
+    forward: Callable[..., RewardOutput],
+    model: RewardModel,
+    dtype: torch.dtype,
+    device: torch.device,
+    longest: int = 0,
 ) -> str | None:
-    """Compare packed with padded rows on a few random tokens.
+    """Compare packed with padded rows on random tokens: a few short pairs, then one as long as the data's longest.
 
     Args:
         forward: the reward model, or the engine's wrapper of it; under ZeRO-3 every process must call this.
         model: the same without the wrapper. dtype: it computes in, for the tolerance.
+        longest: tokens of the longest sequence: what a layer does to long rows alone (a limited view, other positions)
+            shows in no short one.
     Returns:
         What is wrong, and the model takes no packed rows any more; None when both agree.
     """
-    lengths = [(6, 5, 9), (2, 7, 3), (0, 4, 4), (9, 2, 3)]  # prompt, chosen, rejected
-    generator = torch.Generator().manual_seed(0)
+    attention, generator = model.config._attn_implementation, torch.Generator().manual_seed(0)
+    batches = [[(6, 5, 9), (2, 7, 3), (0, 4, 4), (9, 2, 3)]]  # prompt, chosen, rejected
+    if longest > 15:
+        batches.append([(longest // 2, longest - longest // 2, longest // 4)])
+    reason = None
+    try:
+        pairs = [_random_pairs(lengths, model, generator) for lengths in batches]
+        # All padded rows first: packed ones put another attention into the model, and that may change it.
+        separate = [forward(ids.to(device), mask.to(device)).hidden_states for ids, mask in pairs]
+        for (ids, mask), expected in zip(pairs, separate, strict=True):
+            mask_there = mask.to(device)
+            found = forward(ids.to(device), mask_there, model.pack(ids, mask)).hidden_states
+            difference = (expected - found)[mask_there].abs().max() / expected[mask_there].abs().max()
+            if not difference <= TOLERANCE.get(dtype, ROUGH_TOLERANCE):
+                reason = f"states of the same tokens differ by {difference.item():.1e}, relative"
+    except Exception as error:  # models with attention of their own raise many unrelated types
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+    if reason is not None:
+        model.config._attn_implementation = attention
+    return reason
+
+
+def _random_pairs(
+    lengths: list[tuple[int, int, int]], model: RewardModel, generator: torch.Generator
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(R, S) random ids and mask of pairs with so many tokens of prompt, chosen and rejected."""
     vocabulary = model.config.get_text_config().vocab_size
     draw = [[torch.randint(vocabulary, (n,), generator=generator) for n in row] for row in lengths]
     rows = [torch.cat([row[0], row[side]]) for side in (1, 2) for row in draw]
     mask = nn.utils.rnn.pad_sequence([torch.ones_like(row) for row in rows], batch_first=True).bool()
-    ids = nn.utils.rnn.pad_sequence(rows, batch_first=True)
-    packed_rows, attention = model.pack(ids, mask), model.config._attn_implementation
-    ids, mask = ids.to(device), mask.to(device)
-    try:
-        separate, packed = forward(ids, mask), forward(ids, mask, packed_rows)
-        size = separate.hidden_states[mask].abs().max()
-        difference = ((separate.hidden_states - packed.hidden_states)[mask].abs().max() / size).item()
-        if difference <= TOLERANCE.get(dtype, ROUGH_TOLERANCE):
-            return None
-        reason = f"states of the same tokens differ by {difference:.1e}, relative"
-    except Exception as error:  # models with attention of their own raise many unrelated types
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-    model.config._attn_implementation = attention
-    return reason
+    return nn.utils.rnn.pad_sequence(rows, batch_first=True), mask

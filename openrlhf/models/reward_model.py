@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from openrlhf.models.functional import last_valid_index, position_ids_from_mask
 from openrlhf.models.packed import PackedRows, pack_rows, unpack
-from openrlhf.models.packed_attention import ARGUMENT, base_attention, use_packed_attention
+from openrlhf.models.packed_attention import ARGUMENT, NO_MASK, base_attention, use_packed_attention
 
 SETTINGS_KEY = "goal_reward"
 VALUE_HEADS = ("linear", "mlp")
@@ -182,8 +182,7 @@ class RewardModel(nn.Module):
         extra = {"output_router_logits": True} if self.with_aux_loss else {}
         return self.network.base_model(
             input_ids=packed.input_ids.unsqueeze(0),
-            # Of four dimensions: models then make no mask of their own. Packed attention does not read it.
-            attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=packed.input_ids.device),
+            attention_mask=torch.ones(NO_MASK, dtype=torch.bool, device=packed.input_ids.device),
             position_ids=packed.position_ids.unsqueeze(0),
             use_cache=False,
             **{ARGUMENT: packed},

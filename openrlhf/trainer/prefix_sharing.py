@@ -57,7 +57,7 @@ def choose_packing(
         engine.model.eval()
         dtype = torch.bfloat16 if bf16 else model.network.dtype
         with engine.autocast():
-            no_packing = probe(engine.model, model, dtype, engine.device)
+            no_packing = probe(engine.model, model, dtype, engine.device, longest)
     no_sharing = no_packing or forbids_sharing(model, dropout)
     if no_sharing is not None and choice == "on":
         raise ValueError(f"--prefix_sharing on: {type(model.network).__name__}: {no_sharing}; use auto or off")

@@ -279,6 +279,43 @@ def test_the_probe_finds_a_model_that_ignores_packed_rows_or_fails():
     assert model.config._attn_implementation == attention
 
 
+def limited_view(family: str, **settings) -> RewardModel:
+    """A random model of two layers with weights large enough that attention matters."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 320, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "pad_token_id": 0,
+             "intermediate_size": 64, "num_labels": 1}  # fmt: skip
+    network = AutoModelForSequenceClassification.from_config(AutoConfig.for_model(family, **sizes | settings))
+    return RewardModel(network).eval()
+
+
+INDEXED = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8,
+           "moe_intermediate_size": 32, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1,
+           "n_group": 1, "topk_group": 1, "index_topk": 24, "index_n_heads": 2, "index_head_dim": 8,
+           "num_key_value_heads": 4}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "family,settings", [("mistral", {"sliding_window": 24, "num_key_value_heads": 2}), ("axk2", INDEXED)]
+)
+def test_the_probe_sees_what_befalls_long_rows_alone(family, settings):
+    """Layers that see 24 tokens; one of them looks its attention up by name, and sees all under ours."""
+    model, window = limited_view(family, **settings), 24
+    assert window_of(model.config) == window
+    ids, mask = torch.arange(80).view(2, 40), torch.ones(2, 40, dtype=torch.bool)
+    with torch.no_grad():
+        before = model(ids, mask).values
+    assert "differ" in probe(model, model, torch.float32, model.device, longest=window + 1)
+    with torch.no_grad():
+        assert torch.equal(model(ids, mask).values, before)
+    assert probe(model, model, torch.float32, model.device, longest=window) is None
+
+
+def test_the_probe_refuses_a_model_that_makes_masks_of_its_own():
+    model = limited_view("doge", num_key_value_heads=2)  # its masks are learned and begin as none: equal states
+    assert "makes its own mask" in probe(model, model, torch.float32, model.device)
+    assert model.config._attn_implementation == base_attention(model.config)
+
+
 def test_packed_attention_is_set_up_once_and_leaves_calls_without_rows_alone():
     model, batch = tiny_reward_model("llama"), batch_of(random_pairs())
     with torch.no_grad():
