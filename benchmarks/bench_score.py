@@ -2,12 +2,13 @@
 
     python benchmarks/bench_score.py                                   # pocket completions, a pocket-sized model
     python benchmarks/bench_score.py --model CKPT --completions FILE   # your model and data
+    python benchmarks/bench_score.py --growth                          # by completions a question, and by prompt length
     python benchmarks/bench_score.py --quick                           # under a minute
 
 Three ways score the same completions with the same weights, precision (float32) and threads, each in a process of its
 own, in turn, several times:
-    ours        what eval_rm does: the prompt of a question computed once, batches by token count
-    whole rows  the same without sharing prompts
+    ours        what eval_rm does: what completions begin with alike computed once, no padding
+    whole rows  padded rows of like length that share nothing
     pipeline    transformers.pipeline("text-classification"), the better of several batch sizes, input in file order
 Equal completions of one question are removed first: we would score them once. Time is that of scoring with
 tokenisation, without loading. Tokens are those of prompt + response of every completion, whatever was computed. Memory
@@ -17,6 +18,7 @@ is the largest resident size of the process. Rewards are compared where nothing 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import gc
 import json
 import os
@@ -33,8 +35,12 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 
-def prepare(folder: Path, arguments: argparse.Namespace) -> tuple[Path, Path]:
-    """(checkpoint, completions) of the benchmark; the model and data of pocket are made here."""
+def prepare(folder: Path, arguments: argparse.Namespace, before: int = 0) -> tuple[Path, Path]:
+    """(checkpoint, completions) of the benchmark; the model and data of pocket are made here.
+
+    Args:
+        before: words, other ones for every question, that are put in front of it: longer prompts.
+    """
     from openrlhf.cli.common import POCKET, cache_folder, resolve_pocket_model
     from openrlhf.datasets.completions import completion_to_row, read_completions, write_jsonl
     from openrlhf.evaluation.sampling import pocket_completions
@@ -54,15 +60,20 @@ def prepare(folder: Path, arguments: argparse.Namespace) -> tuple[Path, Path]:
     # A sample of every question after the other, as files output-rs0, output-rs1, ... hold them.
     order = {id(one): (i, n) for n, texts in enumerate(kept.values()) for i, one in enumerate(texts.values())}
     chosen.sort(key=lambda one: order[id(one)])
+    if before:
+        words = " ".join(kept).split()
+        starts = {question: place % max(1, len(words) - before) for place, question in enumerate(kept)}
+        in_front = {question: " ".join(words[start : start + before]) for question, start in starts.items()}
+        chosen = [dataclasses.replace(one, question=f"{in_front[one.question]} {one.question}") for one in chosen]
     write_jsonl(folder / "completions.jsonl", (completion_to_row(one) for one in chosen))
     print(f"{len(chosen)} completions of {len({one.question for one in chosen})} questions")
     if arguments.model:
         return Path(arguments.model), folder / "completions.jsonl"
     checkpoint = folder / "model"
-    checkpoint.mkdir()
+    checkpoint.mkdir(exist_ok=True)
     tokenizer = load_tokenizer(policy)
     model = load_reward_model(policy, allow_missing_head=True, pad_token_id=tokenizer.pad_token_id)
-    save_reward_model(checkpoint, model, tokenizer, settings={"template": POCKET, "max_len": 256})
+    save_reward_model(checkpoint, model, tokenizer, settings={"template": POCKET, "max_len": 512})
     return checkpoint, folder / "completions.jsonl"
 
 
@@ -155,6 +166,32 @@ def measure(kind: str, checkpoint: Path, completions: Path, arguments: argparse.
     return run_measurement(command, arguments.threads)
 
 
+def show_growth(arguments: argparse.Namespace) -> None:
+    """Speed against the pipeline by completions a question, and by words in front of the prompt with 16 of them."""
+    results = []
+    pipelines = [f"pipeline:{size}" for size in arguments.batch_sizes]
+    for samples, before in [(1, 0), (4, 0), (16, 0), (50, 0), (16, 50), (16, 150), (16, 250)]:
+        arguments.samples = samples
+        with tempfile.TemporaryDirectory() as folder:
+            checkpoint, completions = prepare(Path(folder), arguments, before)
+            runs = {kind: [] for kind in ("ours", *pipelines)}
+            for _ in range(arguments.repeats):
+                for kind, found in runs.items():
+                    found.append(measure(kind, checkpoint, completions, arguments))
+        seconds = {kind: statistics.median(run["seconds"] for run in found) for kind, found in runs.items()}
+        memory = {kind: statistics.median(run["memory"] for run in found) for kind, found in runs.items()}
+        best = min(pipelines, key=seconds.get)
+        row = {"samples": samples, "words_before": before, "ratio": seconds[best] / seconds["ours"]}
+        results.append(row | {"tokens": runs["ours"][0]["tokens"], "seconds": seconds, "mib": memory})
+        print(
+            f"{samples:3} completions a question, {before:3} words before: ratio {row['ratio']:.2f} "
+            f"({seconds['ours']:.2f} and {seconds[best]:.2f} s), memory {memory['ours'] / memory[best]:.2f}"
+        )
+    if arguments.json:
+        settings = {key: value for key, value in vars(arguments).items() if key != "samples"}
+        Path(arguments.json).write_text(json.dumps({"settings": settings, "results": results}, indent=2) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__.split("\n")[0], epilog=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -170,6 +207,7 @@ def main() -> None:
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall", help="cpu where other work runs")
     parser.add_argument("--json", help="file for all figures")
     parser.add_argument("--quick", action="store_true", help="few questions, one run of each")
+    parser.add_argument("--growth", action="store_true", help="ratios by completions a question and by prompt length")
     parser.add_argument("--work", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.work:
@@ -177,6 +215,9 @@ def main() -> None:
         return
     if arguments.quick:
         arguments.questions, arguments.repeats, arguments.batch_sizes = 8, 1, [8]
+    if arguments.growth:
+        show_growth(arguments)
+        return
     pipelines = [f"pipeline:{size}" for size in arguments.batch_sizes]
     kinds = {"ours": [], "whole rows": []} | {kind: [] for kind in pipelines}
     with tempfile.TemporaryDirectory() as folder:
