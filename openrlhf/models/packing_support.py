@@ -78,7 +78,7 @@ def probe(
             if not difference <= TOLERANCE.get(dtype, ROUGH_TOLERANCE):
                 reason = f"states of the same tokens differ by {difference.item():.1e}, relative"
     except Exception as error:  # models with attention of their own raise many unrelated types
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        reason = f"the model computes no packed rows ({type(error).__name__}: {error})".replace("\n", " ")
     if reason is not None:
         model.config._attn_implementation = attention
     return reason

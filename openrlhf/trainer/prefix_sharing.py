@@ -68,7 +68,7 @@ def choose_packing(
         elif no_sharing is not None or choice == "off":
             logger.info("rows without padding share nothing: %s", no_sharing or "--prefix_sharing off")
         else:
-            logger.info("rows without padding share prompts, which are %.0f%% of the tokens", 100 * saved)
+            logger.info("rows without padding share prompts, which saves %.0f%% of the tokens", 100 * saved)
     if no_packing is not None:
         return None
     return Packing(model.pack, share=no_sharing is None and choice != "off")
