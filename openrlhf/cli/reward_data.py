@@ -98,7 +98,10 @@ def load_pairs(
         if not config.apply_chat_template:
             options = dataclasses.replace(options, input_template=train.options.input_template)
         in_groups = in_groups and are_labelled(eval_rows.column_names)
-        held_out = prepare_rows(config, eval_rows, tokenizer, options, in_groups)
+        try:
+            held_out = prepare_rows(config, eval_rows, tokenizer, options, in_groups)
+        except ValueError as error:
+            raise ValueError(f"evaluation rows: {error}") from error
         refuse_training_rows(config, train.fingerprint, held_out.fingerprint)
         warn_of_shared_prompts(train, held_out)
     if config.margin_loss and not train.has_margin:

@@ -241,8 +241,8 @@ def _describe(counts: Mapping[str, int]) -> str:
 
 def _nothing_left(counts: Mapping[str, int], max_len: int) -> ValueError:
     return ValueError(
-        f"no prompt has both a correct and a wrong response left ({_describe(counts)}): check the labels and max_len "
-        f"({max_len})"
+        f"no prompt has both a correct and a wrong response left ({_describe(counts)}): check the labels, max_len "
+        f"({max_len}) and max_samples, which draws rows without looking at prompts"
     )
 
 

@@ -197,3 +197,12 @@ def test_other_data_and_other_groups_are_refused(start, solutions, tmp_path):
     with pytest.raises(ValueError, match="responses_per_prompt: 4 then, 5 now"):
         changes = SETTINGS | {"responses_per_prompt": 5}
         train(start, solutions, tmp_path / "out", max_epochs=1, save_steps=2, load_checkpoint=True, **changes)
+
+
+def test_an_error_of_evaluation_rows_says_so(start, solutions, tmp_path):
+    one_sided = [{"question": f"q {i}", "generated_solution": "yes", "is_correct": True} for i in range(3)]
+    (tmp_path / "eval.jsonl").write_text("".join(json.dumps(row) + "\n" for row in one_sided))
+    with pytest.raises(
+        ValueError, match="^evaluation rows: no prompt has both .*questions_without_wrong 3.*max_samples"
+    ):
+        train(start, solutions, tmp_path / "out", eval_dataset=tmp_path / "eval.jsonl", **SETTINGS)
