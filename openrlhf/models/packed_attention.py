@@ -42,6 +42,12 @@ def use_packed_attention(config) -> None:
     config._attn_implementation = name
 
 
+def use_base_attention(config) -> None:
+    """Undo :func:`use_packed_attention`, in place: some models look their attention up by name and do as it says."""
+    if config._attn_implementation != base_attention(config):
+        config._attn_implementation = base_attention(config)
+
+
 def packed_attention(
     base: str,
     module: nn.Module,

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from openrlhf.models.functional import last_valid_index, position_ids_from_mask
 from openrlhf.models.packed import PackedRows, pack_rows, unpack
-from openrlhf.models.packed_attention import ARGUMENT, NO_MASK, base_attention, use_packed_attention
+from openrlhf.models.packed_attention import ARGUMENT, NO_MASK, base_attention, use_base_attention, use_packed_attention
 
 SETTINGS_KEY = "goal_reward"
 VALUE_HEADS = ("linear", "mlp")
@@ -131,6 +131,7 @@ class RewardModel(nn.Module):
         """
         if packed is not None:
             return self._forward_packed(packed, attention_mask)
+        use_base_attention(self.config)
         extra = {"output_router_logits": True} if self.with_aux_loss else {}
         outputs = self.network.base_model(
             input_ids=input_ids,

@@ -309,6 +309,8 @@ def test_the_probe_sees_what_befalls_long_rows_alone(family, settings):
     with torch.no_grad():
         assert torch.equal(model(ids, mask).values, before)
     assert probe(model, model, torch.float32, model.device, longest=window) is None
+    with torch.no_grad():  # rows too long to be packed are as before
+        assert torch.equal(model(ids, mask).values, before)
 
 
 def test_the_probe_refuses_a_model_that_makes_masks_of_its_own():
@@ -322,11 +324,11 @@ def test_packed_attention_is_set_up_once_and_leaves_calls_without_rows_alone():
     with torch.no_grad():
         before = model(batch.input_ids, batch.attention_mask)
         use_packed_attention(model.config)
-        use_packed_attention(model.config)
+        assert model.config._attn_implementation == "packed_sdpa" and base_attention(model.config) == "sdpa"
+        assert "packed" not in model.config.to_json_string()
         after = model(batch.input_ids, batch.attention_mask)
-    assert model.config._attn_implementation == "packed_sdpa" and base_attention(model.config) == "sdpa"
+    assert model.config._attn_implementation == "sdpa"
     assert torch.equal(before.hidden_states, after.hidden_states)
-    assert "packed" not in model.config.to_json_string()
 
 
 def test_settings_that_forbid():
