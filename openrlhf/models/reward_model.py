@@ -235,10 +235,13 @@ def read_settings(config) -> dict[str, Any]:
 
 
 def disable_dropout(config) -> None:
-    """Set every dropout probability of a configuration to 0, in place: rewards of a pair must be comparable."""
+    """Set every dropout probability of a configuration and the noise of its router to 0, in place.
+
+    Rewards of a pair must be comparable.
+    """
     for part in {id(c): c for c in (config, config.get_text_config())}.values():
         for name, value in list(vars(part).items()):
-            if ("dropout" in name or name.endswith("pdrop")) and isinstance(value, float):
+            if ("dropout" in name or name.endswith(("pdrop", "jitter_noise"))) and isinstance(value, float):
                 setattr(part, name, 0.0)
 
 

@@ -58,6 +58,7 @@ def choose_packing(
         dtype = torch.bfloat16 if bf16 else model.network.dtype
         with engine.autocast():
             no_packing = probe(engine.model, model, dtype, engine.device, longest)
+        no_packing = engine.broadcast(no_packing)  # processes must not differ, whatever their devices round
     no_sharing = no_packing or forbids_sharing(model, dropout)
     if no_sharing is not None and choice == "on":
         raise ValueError(f"--prefix_sharing on: {type(model.network).__name__}: {no_sharing}; use auto or off")

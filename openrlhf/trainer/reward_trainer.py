@@ -151,7 +151,9 @@ class RewardTrainer:
         micro_batches = []
         for places in self.plan.micro_batches(tokens[indices], self.engine.rank, padded):
             share = len(places) / len(indices)
-            if share == 0:  # a short last update: every process still takes part in every pass
+            if share == 0 and self.engine.world_size == 1:  # a short last update
+                continue
+            if share == 0:  # every process takes part in every pass
                 places = np.zeros(1, dtype=np.int64)
             micro_batches.append(self._micro_batch(self.data, indices[places], draws.of(places), share))
         return micro_batches
