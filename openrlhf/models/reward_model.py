@@ -32,7 +32,7 @@ CALL_KEYS = {False: 1 << 14, True: 1 << 18}
 class RewardOutput:
     """What one forward pass tells of B sequences."""
 
-    hidden_states: Tensor  # (B, S, H) last layer after the final norm, model dtype
+    hidden_states: Tensor | None  # (B, S, H) last layer after the final norm, model dtype; None where not asked for
     values: Tensor  # (B, S) float32, the head at every token, reward units
     reward: Tensor  # (B,) float32, the value at the last real token
     aux_loss: Tensor | None = None  # () load-balancing loss of a mixture-of-experts model, when asked for
@@ -118,7 +118,13 @@ class RewardModel(nn.Module):
         """
         return min(rotary_kinds(self.config).values(), default=None)
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, packed: PackedRows | None = None) -> RewardOutput:
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        packed: PackedRows | None = None,
+        with_states: bool = True,
+    ) -> RewardOutput:
         """Score B sequences.
 
         Args:
@@ -126,11 +132,12 @@ class RewardModel(nn.Module):
             attention_mask: (B, S) bool or 0/1, 1 on real tokens.
             packed: the same sequences without padding (:meth:`pack`): computed instead, with the same result on real
                 tokens.
+            with_states: False leaves the states of packed rows out: laid out as (B, S, H) they are larger than packed.
         Raises:
             ValueError: a row without a real token.
         """
         if packed is not None:
-            return self._forward_packed(packed, attention_mask)
+            return self._forward_packed(packed, attention_mask, with_states)
         use_base_attention(self.config)
         extra = {"output_router_logits": True} if self.with_aux_loss else {}
         outputs = self.network.base_model(
@@ -190,7 +197,7 @@ class RewardModel(nn.Module):
             **extra,
         )
 
-    def _forward_packed(self, packed: PackedRows, attention_mask: Tensor) -> RewardOutput:
+    def _forward_packed(self, packed: PackedRows, attention_mask: Tensor, with_states: bool) -> RewardOutput:
         outputs = self._run_packed(packed)
         states = outputs.last_hidden_state[0]  # (T, H)
         values = unpack(at_least_float32(self.network.score(states).squeeze(-1)), packed.places)
@@ -198,7 +205,7 @@ class RewardModel(nn.Module):
         reward = values.gather(1, last.unsqueeze(1)).squeeze(1)
         every_token = torch.ones_like(packed.input_ids).unsqueeze(0)
         aux_loss = self._aux_loss(outputs.router_logits, every_token) if self.with_aux_loss else None
-        return RewardOutput(unpack(states, packed.places), values, reward, aux_loss)
+        return RewardOutput(unpack(states, packed.places) if with_states else None, values, reward, aux_loss)
 
     def _aux_loss(self, router_logits: tuple[Tensor, ...], attention_mask: Tensor) -> Tensor:
         from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func

@@ -181,7 +181,8 @@ class RewardTrainer:
     def _losses(self, micro: MicroBatch) -> tuple[Tensor, Tensor, Tensor]:
         """Loss to differentiate (mean over pairs), metric sums over pairs, and the rewards (R,)."""
         batch = micro.batch.to(self.engine.device)
-        out = self.engine.model(batch.input_ids, batch.attention_mask, micro.packed)
+        with_states = self.contrastive is not None
+        out = self.engine.model(batch.input_ids, batch.attention_mask, micro.packed, with_states)
         chosen, rejected = batch.split(out.reward)  # (P,), (P,)
         preference = self.pair_loss(chosen, rejected, batch.margin if self.use_margin else None, batch.weight)
         zero = preference.new_zeros(())
