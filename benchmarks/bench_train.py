@@ -62,7 +62,7 @@ def measure(run: dict, task: dict, model: Path, folder: Path, arguments: argpars
         }  # fmt: skip
         words, python = [str(FOLDER / "train_peer.py")], arguments.peer_python
     else:
-        rows, few = task, min(size, 2)  # a warm-up has few examples
+        rows, few = task, min(size, task["warmup_examples"])
         settings["flags"] = [*task["flags"], *sizes(batch, size), *run["flags"]]
         settings |= {"warmup": [*task["warmup"], *sizes(few, few), *run["flags"]], "profile": profile}
         words, python = [str(FOLDER / "train_ours.py")], sys.executable

@@ -25,7 +25,7 @@ cell_flags() { # CELL: its flags, one a line
         gsm8k_135m) printf '%s\n' "${large[@]}" --data gsm8k ;;
         pool_5m) printf '%s\n' "${small[@]}" "${groups[@]}" --pairs 16 --peer_pairs 128 --micro_batch_sizes 1 2 ;;
         pool_135m) printf '%s\n' "${large[@]}" "${groups[@]}" --pairs 4 --batch_size 4 --micro_batch_sizes 1 \
-            --peer_pairs 32 --only "plain, 1" "packed, 1" "TRL defaults" "TRL grouped" ;;
+            --peer_pairs 24 --peer_batch_size 8 --only "plain, 1" "packed, 1" "TRL defaults" "TRL grouped" ;;
         *)
             echo "train_matrix.sh: no cell $1" >&2
             return 1

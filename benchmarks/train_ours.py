@@ -95,7 +95,9 @@ def train(settings: dict) -> dict:
     if settings["profile"]:
         from train_profile import profile_step
 
-        step = clock.total - 1  # nothing is prepared beyond it
+        plan = clock.trainer.plan
+        step = plan.examples * plan.epochs // plan.batch_size - 1  # the last whole one
+        clock.trainer.updates.steps = step + 1  # nothing is prepared beyond it meanwhile
         unprofiled = clock.marks[step + 1][0] - clock.marks[step][0]
         figures["profile"] = profile_step(clock.trainer, step) | {"unprofiled_seconds": unprofiled}
     return figures

@@ -121,9 +121,9 @@ def print_profiles(rows: dict[str, dict]) -> None:
     profiles = {name: row["profile"] for name, row in rows.items() if "profile" in row}
     if not profiles:
         return
-    print(f"\n{'share of a step':26}" + "".join(f"{name:>18}" for name in profiles))
+    print(f"\n{'share of a step':26}" + "".join(f"{name:>22}" for name in profiles))
     for kind in KINDS:
-        print(f"{kind:26}" + "".join(f"{one['shares'][kind]:18.1%}" for one in profiles.values()))
+        print(f"{kind:26}" + "".join(f"{one['shares'][kind]:22.1%}" for one in profiles.values()))
     lines = {
         "seconds, profiled": lambda one: f"{one['seconds']:.2f}",
         "seconds, not profiled": lambda one: f"{one['unprofiled_seconds']:.2f}",
@@ -136,4 +136,4 @@ def print_profiles(rows: dict[str, dict]) -> None:
         ),
     }
     for title, line in lines.items():
-        print(f"{title:26}" + "".join(f"{line(one):>18}" for one in profiles.values()))
+        print(f"{title:26}" + "".join(f"{line(one):>22}" for one in profiles.values()))

@@ -16,7 +16,7 @@ FILES = {
 }
 LEARNING_RATE = 1e-4  # of both sides; TRL's default
 SIZES = {"5m": (256, 688, 6, 4), "300m": (1024, 2816, 24, 16)}  # Llamas made here: hidden, inner, layers, heads
-WARMUP = 8  # pairs, or a quarter as many questions
+WARMUP = 8  # pairs, or an eighth as many questions
 
 
 def read_rows(arguments: argparse.Namespace, model: Path) -> list[dict]:
@@ -127,9 +127,9 @@ def prepare(rows: list[dict], folder: Path, model: Path, arguments: argparse.Nam
     Args:
         rows: all of the data; the first ``arguments.pairs`` (questions, where responses are labelled) are trained on.
     Returns:
-        flags and warmup: of train_rm. peer: by the order of rows (random, grouped) a file of token ids, its pairs and
-        its tokens; a file for its warm-up. pairs, tokens (every row of every pair whole), unique_tokens (each prompt
-        and each response once), longest (tokens of a row), flops.
+        flags and warmup: of train_rm; examples and warmup_examples: how many it then sees. peer: by the order of rows
+        (random, grouped) a file of token ids, its pairs and its tokens; a file for its warm-up. pairs, tokens (every
+        row of every pair whole), unique_tokens (each prompt and each response once), longest (tokens of a row), flops.
     """
     from transformers import AutoConfig
 
@@ -154,7 +154,7 @@ def prepare(rows: list[dict], folder: Path, model: Path, arguments: argparse.Nam
         return {"ids": str(path), "pairs": len(pairs), "tokens": sum(map(count_tokens, pairs))}
 
     flags, data = load("trained", first_rows(rows, arguments.pairs, by_question))
-    warmup, _ = load("warmup", first_rows(rows, WARMUP // 4 if by_question else WARMUP, by_question))
+    warmup, few = load("warmup", first_rows(rows, WARMUP // 8 if by_question else WARMUP, by_question))
     pairs = [pair for i in range(len(data)) for pair in pair_ids(data[i])]
     everything = load("all", rows)[1] if len(rows) > arguments.pairs else data
     in_all = [pair for i in range(len(everything)) for pair in pair_ids(everything[i])]
@@ -168,9 +168,9 @@ def prepare(rows: list[dict], folder: Path, model: Path, arguments: argparse.Nam
     }
     lengths = [len(row) for pair in pairs for row in pair]
     return {
-        "flags": flags, "warmup": warmup, "peer": peer, "examples": len(data), "pairs": len(pairs),
-        "tokens": sum(lengths), "unique_tokens": int(data.row_tokens.sum()), "longest": max(lengths),
-        "flops": training_flops(AutoConfig.from_pretrained(model), lengths),
+        "flags": flags, "warmup": warmup, "peer": peer, "examples": len(data), "warmup_examples": len(few),
+        "pairs": len(pairs), "tokens": sum(lengths), "unique_tokens": int(data.row_tokens.sum()),
+        "longest": max(lengths), "flops": training_flops(AutoConfig.from_pretrained(model), lengths),
     }  # fmt: skip
 
 

@@ -50,13 +50,13 @@ def test_a_measured_run_counts_pairs_tokens_losses_and_operations(tmp_path):
     assert set(profile["shares"]) == set(KINDS) and sum(profile["shares"].values()) == pytest.approx(1)
     assert all(0 < share < 1 for share in profile["shares"].values())
     assert profile["alone_flops_per_s"] > 0 and profile["unprofiled_seconds"] > 0
-    # The last step: 4 pairs as one pass of 8 rows, padded to the longest. Each weight of a layer and of the head takes
+    # The last whole step: 8 pairs, one pass of 16 padded rows. Each weight of a layer and of the head takes
     # 2 operations a token forward and 4 backward; rotary positions add 1e-4 of that.
-    last = [rows[i] for i in TrainingPlan(20, 1, 8, 8, seed=1).indices(2)]
+    last = [rows[i] for i in TrainingPlan(20, 1, 8, 8, seed=1).indices(1)]
     sequences = [[len(tokenizer.tokenize(row["question"] + "\n" + row[k])) + 1 for k in SIDES] for row in last]
     matrices = [w for name, w in weights(tmp_path / "out").items() if ".layers." in name and w.ndim == 2]
     layers = sum(w.numel() for w in matrices)
-    assert profile["product_flops"] == pytest.approx(6 * (layers + 32) * 8 * max(map(max, sequences)), rel=1e-3)
+    assert profile["product_flops"] == pytest.approx(6 * (layers + 32) * 16 * max(map(max, sequences)), rel=1e-3)
     shared = sum(len(tokenizer.tokenize(row["question"] + "\n")) for row in last)
     assert profile["needed_flops"] == 6 * layers * (sum(map(sum, sequences)) - shared)
 
