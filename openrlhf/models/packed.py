@@ -17,6 +17,9 @@ import torch
 from torch import Tensor
 
 
+CAUSAL_BLOCK = 32  # a causal call computes whole blocks of this many keys on a CPU, the hidden ones of the last too
+
+
 @dataclass(frozen=True)
 class AttentionRows:
     """Size and mask of b rows that attend in one call: A queries and K keys each, padding included."""
@@ -74,8 +77,8 @@ def pack_rows(
     Args:
         input_ids: (R, S) int64 on the CPU, padded on the right. attention_mask: (R, S) bool, True on real tokens.
         share: False keeps every token of every sequence: padding alone is left out.
-        suffixes: sequences that share more than half of their tokens ask for the rest only, under a mask, instead of
-            being causal rows as a whole. False where attention takes no mask.
+        suffixes: sequences that share about half of their tokens and more ask for the rest only, under a mask, instead
+            of being causal rows as a whole. False where attention takes no mask.
         slack: pairs of query and key that may be padding before another attention call is worth its start.
         call_keys: most keys of an attention call, padding included; a single longer row is a call of its own.
     Raises:
@@ -93,7 +96,7 @@ def pack_rows(
     number = np.where(new, np.cumsum(new).reshape(new.shape) - 1, -1)
     # What is not new is the newest token of its column: the rows between have it from there too.
     places = np.where(mask, np.maximum.accumulate(number, axis=0), 0)
-    start = np.where(suffixes & (2 * shared > length), shared, 0)  # first column that asks
+    start = np.where(suffixes & (2 * shared + CAUSAL_BLOCK > length), shared, 0)  # first column that asks
     asking = np.flatnonzero(length > shared)
     attention, queries, keys, answer = _attention_rows(places, length, start, asking, slack, call_keys)
     unsorted = np.empty_like(places)
