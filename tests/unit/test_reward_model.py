@@ -1,6 +1,7 @@
 """The reward model: where the reward is read, padding, heads, what is refused."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -30,6 +31,7 @@ POSITION_CASES = [  # ids, mask, place of the last real token; 2 is both EOS and
 class PositionNetwork(torch.nn.Module):
     """Stub: the value at position t is t."""
 
+    config = SimpleNamespace(_attn_implementation="sdpa")
     score = staticmethod(lambda states: states)
 
     @staticmethod
