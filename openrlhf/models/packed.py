@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-
 CAUSAL_BLOCK = 32  # a causal call computes whole blocks of this many keys on a CPU, the hidden ones of the last too
 
 
