@@ -222,11 +222,11 @@ def goal_contrastive_loss(
     else:
         loss = hidden_states.sum() * 0.0  # no usable pair: zero, but still differentiable
     with torch.no_grad():
-        counted = usable.float() if weight is None else usable * weight
-        skipped = ~usable if weight is None else ~usable * weight
+        weights = torch.ones_like(usable, dtype=torch.float32) if weight is None else weight
+        counted = usable * weights
         metrics = {
             "positive_similarity": (positive_similarity.flatten(1).mean(1) * counted).sum(),
             "negative_similarity": (negative_similarity.flatten(1).mean(1) * counted).sum(),
-            "contrastive_skipped": skipped.float().sum(),
+            "contrastive_skipped": (~usable * weights).sum(),
         }
     return LossOutput(loss, metrics)

@@ -44,7 +44,7 @@ def compute_prompts(model: RewardModel, input_ids: Tensor, attention_mask: Tenso
     """
     network = model.network.base_model
     cache = DynamicCache()
-    network(
+    model.run_backbone(
         input_ids=input_ids,
         attention_mask=attention_mask.long(),
         position_ids=position_ids_from_mask(attention_mask),
@@ -83,7 +83,7 @@ def run_responses(
     prompt_mask = prompt_mask[:, unused:]
     cache = DynamicCache([(keys[index, :, unused:], values[index, :, unused:]) for keys, values in prompts.layers])
     mask = torch.cat([prompt_mask, attention_mask], dim=1)
-    hidden_states = network(
+    hidden_states = model.run_backbone(
         input_ids=input_ids,
         attention_mask=mask.long(),
         position_ids=position_ids_from_mask(mask)[:, prompt_mask.shape[1] :],

@@ -138,9 +138,8 @@ class RewardModel(nn.Module):
         """
         if packed is not None:
             return self._forward_packed(packed, attention_mask, with_states)
-        use_base_attention(self.config)
         extra = {"output_router_logits": True} if self.with_aux_loss else {}
-        outputs = self.network.base_model(
+        outputs = self.run_backbone(
             input_ids=input_ids,
             attention_mask=attention_mask.long(),
             position_ids=position_ids_from_mask(attention_mask),
@@ -175,13 +174,21 @@ class RewardModel(nn.Module):
         )
         return packed.to(self.device)
 
+    def run_backbone(self, **inputs):
+        """The backbone's output on rows that are not packed, by the attention of the model's own name."""
+        use_base_attention(self.config)
+        return self.network.base_model(**inputs)
+
     def read_packed(self, packed: PackedRows) -> tuple[Tensor, Tensor]:
         """States and values of packed tokens, not laid out as rows: ``packed.places`` finds them.
 
         Returns:
             (T, H) last hidden states in the model's dtype and (T,) float32 values.
         """
-        states = self._run_packed(packed).last_hidden_state[0]
+        return self._read(self._run_packed(packed))
+
+    def _read(self, outputs) -> tuple[Tensor, Tensor]:
+        states = outputs.last_hidden_state[0]
         return states, at_least_float32(self.network.score(states).squeeze(-1))
 
     def _run_packed(self, packed: PackedRows):
@@ -199,8 +206,8 @@ class RewardModel(nn.Module):
 
     def _forward_packed(self, packed: PackedRows, attention_mask: Tensor, with_states: bool) -> RewardOutput:
         outputs = self._run_packed(packed)
-        states = outputs.last_hidden_state[0]  # (T, H)
-        values = unpack(at_least_float32(self.network.score(states).squeeze(-1)), packed.places)
+        states, token_values = self._read(outputs)  # (T, H), (T,)
+        values = unpack(token_values, packed.places)
         last = last_valid_index(attention_mask)
         reward = values.gather(1, last.unsqueeze(1)).squeeze(1)
         every_token = torch.ones_like(packed.input_ids).unsqueeze(0)

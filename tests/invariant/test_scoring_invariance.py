@@ -17,6 +17,7 @@ from openrlhf.evaluation.goal_state import GoalState, QuestionGoals, compute_goa
 from openrlhf.evaluation.scored_files import ScoringJob, score_jobs
 from openrlhf.evaluation.scoring import Scorer, encode_completions, score_encoded
 from openrlhf.models.packing_support import probe
+from openrlhf.models.prompt_cache import compute_prompts
 from openrlhf.models.reward_model import RewardModel, initialise_head
 from tests.tiny import FAMILIES, tiny_config, tiny_reward_model, tiny_tokenizer
 
@@ -335,3 +336,13 @@ def test_token_ends_spell_the_solution():
 def test_goal_of_another_size_is_refused_before_scoring():
     with pytest.raises(ValueError, match="hidden size 16, the reward model 32"):
         Scorer(tiny_reward_model("llama", tiny_tokenizer()), goal(16))
+
+
+def test_cached_prompts_are_computed_by_the_models_own_attention_after_packed_rows():
+    model, ids = tiny_reward_model("llama"), torch.tensor([[5, 6, 7], [5, 6, 8]])
+    mask = torch.ones_like(ids, dtype=torch.bool)
+    with torch.inference_mode():
+        model.read_packed(model.pack(ids, mask))
+        assert model.config._attn_implementation == "packed_sdpa"
+        compute_prompts(model, ids, mask)
+    assert model.config._attn_implementation == "sdpa"
