@@ -7,18 +7,7 @@ import torch
 
 from openrlhf.models.pretrained import load_reward_model
 from openrlhf.trainer.engine import LocalEngine, OptimizerSettings, under_launcher
-from tests.runs import arguments, command, curve, largest_difference, train, weights, write_pairs
-from tests.tiny import save_tiny_causal_lm
-
-
-@pytest.fixture(scope="module")
-def start(tmp_path_factory):
-    return save_tiny_causal_lm(tmp_path_factory.mktemp("lm"))
-
-
-@pytest.fixture(scope="module")
-def pairs(tmp_path_factory):
-    return write_pairs(tmp_path_factory.mktemp("data") / "pairs.jsonl", 84)
+from tests.runs import arguments, command, curve, largest_difference, train, weights
 
 
 @pytest.fixture(scope="module")

@@ -15,14 +15,8 @@ from openrlhf.trainer.plan import TrainingPlan, cut_by_tokens, step_generator
 from openrlhf.trainer.reward_trainer import RewardTrainer
 from tests.integration.test_engines import launch
 from tests.runs import arguments, curve, largest_difference, train, weights, write_pairs
-from tests.tiny import save_tiny_causal_lm
 
 SETTINGS = {"responses_per_prompt": 4, "train_batch_size": 6, "micro_train_batch_size": 2}
-
-
-@pytest.fixture(scope="module")
-def start(tmp_path_factory):
-    return save_tiny_causal_lm(tmp_path_factory.mktemp("lm"))
 
 
 @pytest.fixture(scope="module")

@@ -13,11 +13,6 @@ from tests.tiny import save_tiny_causal_lm
 
 
 @pytest.fixture(scope="module")
-def start(tmp_path_factory):
-    return save_tiny_causal_lm(tmp_path_factory.mktemp("lm"))
-
-
-@pytest.fixture(scope="module")
 def pairs(tmp_path_factory):
     return write_pairs(tmp_path_factory.mktemp("data") / "pairs.jsonl")
 

@@ -18,11 +18,6 @@ from tests.tiny import save_tiny_causal_lm, tiny_reward_model, tiny_tokenizer
 
 
 @pytest.fixture(scope="module")
-def start(tmp_path_factory):
-    return save_tiny_causal_lm(tmp_path_factory.mktemp("lm"))
-
-
-@pytest.fixture(scope="module")
 def pairs(tmp_path_factory):
     return write_pairs(tmp_path_factory.mktemp("data") / "pairs.jsonl")
 

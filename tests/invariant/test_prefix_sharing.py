@@ -22,7 +22,7 @@ from openrlhf.trainer.plan import TrainingPlan
 from openrlhf.trainer.prefix_sharing import forbids_sharing
 from openrlhf.trainer.reward_trainer import ContrastiveSettings, MicroBatch, RewardTrainer
 from tests.integration.test_engines import launch
-from tests.runs import arguments, curve, largest_difference, train, weights, write_pairs
+from tests.runs import arguments, curve, largest_difference, train, weights
 from tests.tiny import FAMILIES, save_tiny_causal_lm, tiny_config, tiny_reward_model
 
 CONTRASTIVE = ContrastiveSettings(beta=0.5, sim_samples=5, unsim_samples=4)
@@ -343,16 +343,6 @@ def test_settings_that_forbid():
     model.with_aux_loss = True
     assert "load-balancing" in forbids_sharing(model, 0.0)
     assert window_of(tiny_config("qwen2")) is None  # has a number for a window that is switched off
-
-
-@pytest.fixture(scope="module")
-def start(tmp_path_factory):
-    return save_tiny_causal_lm(tmp_path_factory.mktemp("lm"))
-
-
-@pytest.fixture(scope="module")
-def pairs(tmp_path_factory):
-    return write_pairs(tmp_path_factory.mktemp("data") / "pairs.jsonl", 84)
 
 
 def compare_runs(one, two):
