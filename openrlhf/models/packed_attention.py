@@ -8,7 +8,9 @@ and takes the answer of each packed token. Called without packed rows, it only h
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import torch
@@ -22,6 +24,7 @@ from openrlhf.models.packed import AttentionRows, PackedRows
 PREFIX = "packed_"
 ARGUMENT = "packed_rows"  # under this name the rows travel through the layers of a model
 NO_MASK = (1, 1, 1, 1)  # shape of a mask that stands for none: of four dimensions, models make none of their own
+_NAMES = threading.RLock()
 
 
 def base_attention(config) -> str:
@@ -29,23 +32,29 @@ def base_attention(config) -> str:
     return (config._attn_implementation or "eager").removeprefix(PREFIX)
 
 
-def use_packed_attention(config) -> None:
-    """Let the layers of a model take packed rows. In place; nothing changes for calls without them."""
+@contextmanager
+def attention_for(config, packed: bool) -> Iterator[None]:
+    """The attention that a forward pass looks up by the name in its configuration: ours in front of it, or none.
+
+    The name is changed in place, as some models do otherwise by it, and a pass that meets the wrong one would read
+    packed tokens as one sequence. So passes of several threads wait for each other; one thread loses nothing.
+    """
+    with _NAMES:
+        name = _packed_name(config) if packed else base_attention(config)
+        if config._attn_implementation != name:
+            config._attn_implementation = name
+        yield
+
+
+def _packed_name(config) -> str:
+    """Name of our attention in front of the model's own; known to transformers from now on."""
     base = base_attention(config)
     name = PREFIX + base
-    if config._attn_implementation == name:
-        return
     if name not in ALL_ATTENTION_FUNCTIONS:
         AttentionInterface.register(name, partial(packed_attention, base))
         if base in ALL_MASK_ATTENTION_FUNCTIONS:
             AttentionMaskInterface.register(name, ALL_MASK_ATTENTION_FUNCTIONS[base])
-    config._attn_implementation = name
-
-
-def use_base_attention(config) -> None:
-    """Undo :func:`use_packed_attention`, in place: some models look their attention up by name and do as it says."""
-    if config._attn_implementation != base_attention(config):
-        config._attn_implementation = base_attention(config)
+    return name
 
 
 def packed_attention(

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from openrlhf.models.functional import last_valid_index, position_ids_from_mask
 from openrlhf.models.packed import PackedRows, pack_rows, unpack
-from openrlhf.models.packed_attention import ARGUMENT, NO_MASK, base_attention, use_base_attention, use_packed_attention
+from openrlhf.models.packed_attention import ARGUMENT, NO_MASK, attention_for, base_attention
 
 SETTINGS_KEY = "goal_reward"
 VALUE_HEADS = ("linear", "mlp")
@@ -176,8 +176,8 @@ class RewardModel(nn.Module):
 
     def run_backbone(self, **inputs):
         """The backbone's output on rows that are not packed, by the attention of the model's own name."""
-        use_base_attention(self.config)
-        return self.network.base_model(**inputs)
+        with attention_for(self.config, packed=False):
+            return self.network.base_model(**inputs)
 
     def read_packed(self, packed: PackedRows) -> tuple[Tensor, Tensor]:
         """States and values of packed tokens, not laid out as rows: ``packed.places`` finds them.
@@ -193,16 +193,16 @@ class RewardModel(nn.Module):
 
     def _run_packed(self, packed: PackedRows):
         """The backbone's output on packed tokens, a batch of one row."""
-        use_packed_attention(self.config)
         extra = {"output_router_logits": True} if self.with_aux_loss else {}
-        return self.network.base_model(
-            input_ids=packed.input_ids.unsqueeze(0),
-            attention_mask=torch.ones(NO_MASK, dtype=torch.bool, device=packed.input_ids.device),
-            position_ids=packed.position_ids.unsqueeze(0),
-            use_cache=False,
-            **{ARGUMENT: packed},
-            **extra,
-        )
+        with attention_for(self.config, packed=True):
+            return self.network.base_model(
+                input_ids=packed.input_ids.unsqueeze(0),
+                attention_mask=torch.ones(NO_MASK, dtype=torch.bool, device=packed.input_ids.device),
+                position_ids=packed.position_ids.unsqueeze(0),
+                use_cache=False,
+                **{ARGUMENT: packed},
+                **extra,
+            )
 
     def _forward_packed(self, packed: PackedRows, attention_mask: Tensor, with_states: bool) -> RewardOutput:
         outputs = self._run_packed(packed)

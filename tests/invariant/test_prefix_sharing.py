@@ -1,6 +1,7 @@
 """Packed rows, with and without shared tokens, give the loss, the gradients and the rewards of padded rows."""
 
 import logging
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from openrlhf.models import reward_model
 from openrlhf.models.goal_contrastive import draw_states
 from openrlhf.models.losses import bradley_terry_loss
 from openrlhf.models.packed import pack_rows
-from openrlhf.models.packed_attention import base_attention, use_packed_attention
+from openrlhf.models.packed_attention import attention_for, base_attention
 from openrlhf.models.packing_support import forbids_packing, longest_packed, probe, window_of
 from openrlhf.models.reward_model import RewardModel
 from openrlhf.trainer.engine import LocalEngine
@@ -274,10 +275,8 @@ def test_the_probe_finds_a_model_that_ignores_packed_rows_or_fails():
     assert "differ" in probe(model, model, torch.float32, model.device)
     bloom = AutoConfig.for_model("bloom", vocab_size=320, hidden_size=32, n_layer=2, n_head=4, num_labels=1)
     model = RewardModel(AutoModelForSequenceClassification.from_config(bloom)).eval()
-    attention = model.config._attn_implementation
     # its positions are made of a 2-D mask
     assert "computes no packed rows (ValueError" in probe(model, model, torch.float32, model.device)
-    assert model.config._attn_implementation == attention
 
 
 def limited_view(family: str, **settings) -> RewardModel:
@@ -316,15 +315,29 @@ def test_the_probe_sees_what_befalls_long_rows_alone(family, settings):
 def test_the_probe_refuses_a_model_that_makes_masks_of_its_own():
     model = limited_view("doge", num_key_value_heads=2)  # its masks are learned and begin as none: equal states
     assert "makes its own mask" in probe(model, model, torch.float32, model.device)
-    assert model.config._attn_implementation == base_attention(model.config)
+
+
+def test_passes_of_several_threads_do_not_change_each_others_attention():
+    model, batch = tiny_reward_model("llama"), batch_of(random_pairs())
+    packed = model.pack(batch.input_ids, batch.attention_mask)
+    with torch.no_grad():
+        expected = model(batch.input_ids, batch.attention_mask).reward
+
+    @torch.no_grad()
+    def rewards(rows) -> list[torch.Tensor]:
+        return [model(batch.input_ids, batch.attention_mask, rows).reward for _ in range(100)]
+
+    with ThreadPoolExecutor(2) as threads:
+        for found in threads.map(rewards, [None, packed]):
+            torch.testing.assert_close(torch.stack(found), expected.expand(100, -1), rtol=1e-4, atol=1e-5)
 
 
 def test_packed_attention_is_set_up_once_and_leaves_calls_without_rows_alone():
     model, batch = tiny_reward_model("llama"), batch_of(random_pairs())
     with torch.no_grad():
         before = model(batch.input_ids, batch.attention_mask)
-        use_packed_attention(model.config)
-        assert model.config._attn_implementation == "packed_sdpa" and base_attention(model.config) == "sdpa"
+        with attention_for(model.config, packed=True):
+            assert model.config._attn_implementation == "packed_sdpa" and base_attention(model.config) == "sdpa"
         assert "packed" not in model.config.to_json_string()
         after = model(batch.input_ids, batch.attention_mask)
     assert model.config._attn_implementation == "sdpa"
