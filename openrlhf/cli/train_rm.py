@@ -193,13 +193,18 @@ def _run(config: TrainRMConfig, engine: Engine) -> dict[str, float]:
     if config.contrastive:
         contrastive = ContrastiveSettings(
             beta=config.contrastive_loss_beta,
+            beta_end=config.contrastive_loss_beta_end,
             sim_samples=config.sim_samples,
             unsim_samples=config.unsim_samples,
             strategy=config.contrastive_strategy,
             reduction=config.contrastive_reduction,
             temperature=config.contrastive_temperature,
+            start=config.contrastive_start,
             source_state_percentile=config.source_state_percentile,
             goal_state_percentile=config.goal_state_percentile,
+            goal_sampling=config.goal_sampling,
+            goal_discount=config.goal_discount,
+            goal_stop_gradient=config.goal_stop_gradient,
         )
     trainer = RewardTrainer(
         engine,

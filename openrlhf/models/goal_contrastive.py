@@ -2,101 +2,50 @@
 
 A *source* state of the chosen response and a *goal* state of the same response, never before its source, are pulled
 together; a source state and a *negative* state of the rejected response of the same prompt are pushed apart. All
-similarities are cosines of last-layer hidden states. Formulas and departures from the published code: docs/losses.md.
+similarities are cosines of last-layer hidden states. Formulas and departures from the published code: docs/losses.md;
+where the states lie: :mod:`openrlhf.models.goal_sampling`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from openrlhf.models.functional import states_at
+from openrlhf.models.goal_sampling import GOAL_SAMPLINGS, StateDraws, first_difference, sample_positions
 from openrlhf.models.losses import LossOutput, weighted_mean
 
 COSINE_EPS = 1e-8  # floor of a vector norm: a zero state has similarity 0 and a finite gradient
+REDUCTIONS = ("pair", "original")
+STARTS = ("response", "goals_diverge", "diverge")
 
 
 @dataclass(frozen=True)
-class StateDraws:
-    """Uniform numbers in [0, 1) that fix the sampled positions of B pairs; one row a pair."""
+class PairStates:
+    """What is drawn from b pairs."""
 
-    source: Tensor  # (B, N) float
-    goal: Tensor  # (B, N) float
-    negative_source: Tensor  # (B, M) float
-    negative: Tensor  # (B, M) float
-
-    def select(self, rows: Tensor) -> StateDraws:
-        """The draws of some pairs. ``rows``: (b,) int64."""
-        return StateDraws(self.source[rows], self.goal[rows], self.negative_source[rows], self.negative[rows])
-
-    def to(self, device: torch.device | str) -> StateDraws:
-        """The same draws on another device."""
-        return StateDraws(*(x.to(device) for x in (self.source, self.goal, self.negative_source, self.negative)))
+    source: Tensor  # (b, N, H) of the chosen response
+    goal: Tensor  # (b, N, H) of the same response, each at or after its source
+    negative_source: Tensor  # (b, M, H) of the chosen response
+    negative: Tensor  # (b, M, H) of the rejected response
+    last: Tensor  # (b, H) last state of the chosen response
+    source_value: Tensor | None  # (b, N) value head at the sources; None where not given
+    negative_value: Tensor | None  # (b, M) value head at the negatives
+    usable: Tensor  # (b,) bool, both responses have tokens
+    prompt: Tensor  # (b,) int64, equal for pairs of one prompt
 
 
-def draw_states(pairs: int, sim_samples: int, unsim_samples: int, generator: torch.Generator) -> StateDraws:
-    """Draw the uniform numbers for ``pairs`` pairs.
+@dataclass(frozen=True)
+class Comparison:
+    """What a strategy makes of the states."""
 
-    Drawn for a whole global batch at once and then selected by row, so that the positions of a pair do not depend on
-    how the batch is split over ranks and micro-batches.
-    """
-    widths = (sim_samples, sim_samples, unsim_samples, unsim_samples)
-    drawn = torch.rand(pairs, sum(widths), generator=generator)
-    return StateDraws(*drawn.split(widths, dim=1))
-
-
-def position_at(draw: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """Integer position low + floor(draw * (high - low + 1)), uniform over low..high inclusive.
-
-    Args:
-        draw: float in [0, 1). low, high: int64, broadcastable, low <= high.
-    """
-    span = high - low + 1
-    return low + torch.minimum((draw * span).floor().long(), span - 1)
-
-
-def percentile_index(length: Tensor, percentile: float) -> Tensor:
-    """First position at or after a relative place in the response: ceil(p * (length - 1)).
-
-    Args:
-        length: int64 number of response tokens. percentile: 0 is the first token, 1 the last.
-    """
-    # Rounded before the ceiling: 0.1 * 30 is 3.0000000000000004 and must not become 4.
-    return torch.ceil(torch.round(percentile * (length - 1).double(), decimals=6)).long().clamp(min=0)
-
-
-def sample_positions(
-    chosen_length: Tensor,
-    rejected_length: Tensor,
-    draws: StateDraws,
-    source_state_percentile: float = 0.0,
-    goal_state_percentile: float = 0.0,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Positions inside the responses, counted from 0 at the first response token.
-
-    Args:
-        chosen_length, rejected_length: (B,) int64 response tokens, EOS included; a length of 0 yields position 0.
-        draws: uniform numbers, one row a pair.
-        source_state_percentile: sources lie in [p, 1] of the chosen response.
-        goal_state_percentile: goals lie in [max(p, source), 1] of it; negatives stand in the goal's place and lie in
-            [p, 1] of the rejected response.
-    Returns:
-        source (B, N), goal (B, N) with goal >= source, negative_source (B, M), negative (B, M), int64.
-    """
-    last = (chosen_length - 1).clamp(min=0).unsqueeze(1)
-    rejected_last = (rejected_length - 1).clamp(min=0).unsqueeze(1)
-    source_low = percentile_index(chosen_length, source_state_percentile).unsqueeze(1)
-    goal_low = percentile_index(chosen_length, goal_state_percentile).unsqueeze(1)
-    negative_low = percentile_index(rejected_length, goal_state_percentile).unsqueeze(1)
-    source = position_at(draws.source, source_low, last)
-    goal = position_at(draws.goal, torch.maximum(goal_low, source), last)
-    negative_source = position_at(draws.negative_source, source_low, last)
-    negative = position_at(draws.negative, negative_low, rejected_last)
-    return source, goal, negative_source, negative
+    loss: Tensor  # (b,) nats, one value a pair; () where pairs are reduced together
+    positive: Tensor  # (b, ...) similarities of sources with goals
+    negative: Tensor  # (b, ...) similarities with negatives
 
 
 def cosine(a: Tensor, b: Tensor) -> Tensor:
@@ -106,8 +55,10 @@ def cosine(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _all_pairs(source: Tensor, other: Tensor) -> Tensor:
-    """(b, N, H), (b, K, H) -> (b, N, K) cosines."""
-    return cosine(source.unsqueeze(2), other.unsqueeze(1))
+    """(b, N, H), (b, K, H) -> (b, N, K), what :func:`cosine` gives, without (b, N, K, H) in between."""
+    dtype = torch.promote_types(source.dtype, torch.float32)
+    source, other = (F.normalize(x.to(dtype), dim=-1, eps=COSINE_EPS) for x in (source, other))
+    return source @ other.transpose(1, 2)
 
 
 def pair_reduction(positive: Tensor, negative: Tensor) -> Tensor:
@@ -129,34 +80,98 @@ def original_reduction(positive: Tensor, negative: Tensor) -> Tensor:
     return -torch.log(torch.sigmoid(positive).mean()) - torch.log(torch.sigmoid(-negative).mean())
 
 
-def cosine_similarities(source: Tensor, goal: Tensor, negative_source: Tensor, negative: Tensor, pairwise: bool):
-    """Strategy ``cosine``: every source against its own goal, every negative source against its own negative.
+def cosine_strategy(states: PairStates, temperature: float, reduction: str) -> Comparison:
+    """Strategy ``cosine`` of the paper: every source against its own goal, every negative source against its negative.
 
-    Args:
-        source, goal: (b, N, H); negative_source, negative: (b, M, H).
-        pairwise: False compares each source with every goal (and negative) of its pair, as the published code does,
-            whereby a goal may lie before a source.
-    Returns:
-        positive (b, N) or (b, N, N), negative (b, M) or (b, M, M).
+    Reduced as published (``original``), each source meets every goal of its pair, whereby a goal may lie before it.
     """
-    if pairwise:
-        return cosine(source, goal), cosine(negative_source, negative)
-    return _all_pairs(source, goal), _all_pairs(negative_source, negative)
+    if reduction == "pair":
+        positive, negative = cosine(states.source, states.goal), cosine(states.negative_source, states.negative)
+    else:
+        positive = _all_pairs(states.source, states.goal)
+        negative = _all_pairs(states.negative_source, states.negative)
+    return _logistic(positive, negative, states.usable, temperature, reduction)
 
 
-def cosine_avg_similarities(source: Tensor, goal: Tensor, negative_source: Tensor, negative: Tensor, pairwise: bool):
-    """Strategy ``cosine_avg``: every source against the mean of the pair's goals (and of its negatives).
+def cosine_avg_strategy(states: PairStates, temperature: float, reduction: str) -> Comparison:
+    """Strategy ``cosine_avg``: every source against the mean of the pair's goals (and of its negatives)."""
+    positive = _all_pairs(states.source, states.goal.mean(1, keepdim=True))
+    negative = _all_pairs(states.negative_source, states.negative.mean(1, keepdim=True))
+    return _logistic(positive, negative, states.usable, temperature, reduction)
 
-    Arguments and result as :func:`cosine_similarities`; ``pairwise`` changes nothing here.
+
+def _logistic(positive: Tensor, negative: Tensor, usable: Tensor, temperature: float, reduction: str) -> Comparison:
+    if reduction == "pair":
+        return Comparison(pair_reduction(positive / temperature, negative / temperature), positive, negative)
+    if not usable.any():
+        return Comparison(positive.sum() * 0.0, positive, negative)  # zero, but still differentiable
+    loss = original_reduction(positive[usable] / temperature, negative[usable] / temperature)
+    return Comparison(loss, positive, negative)
+
+
+def infonce_strategy(states: PairStates, temperature: float, reduction: str) -> Comparison:
+    """Strategy ``infonce``: every source tells its own goal from all negatives of its pair.
+
+    Source: van den Oord et al. 2018, arXiv 1807.03748; with states of one trajectory, arXiv 2206.07568.
     """
-    return _all_pairs(source, goal.mean(1, keepdim=True)), _all_pairs(negative_source, negative.mean(1, keepdim=True))
+    positive, negative = cosine(states.source, states.goal), _all_pairs(states.source, states.negative)
+    return Comparison(_cross_entropy(positive, negative, temperature), positive, negative)
 
 
-CONTRASTIVE_STRATEGIES: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
-    "cosine": cosine_similarities,
-    "cosine_avg": cosine_avg_similarities,
+def infonce_batch_strategy(states: PairStates, temperature: float, reduction: str) -> Comparison:
+    """Strategy ``infonce_batch``: as ``infonce``, with one goal of every pair of another prompt as further negatives.
+
+    They are those of the same forward pass, so the value depends on how a batch is split.
+    """
+    positive, negative = cosine(states.source, states.goal), _all_pairs(states.source, states.negative)
+    others = _all_pairs(states.source.flatten(0, 1).unsqueeze(0), states.goal[:, 0].unsqueeze(0))
+    others = others.view(*positive.shape, -1)  # (b, N, b)
+    same = (states.prompt.unsqueeze(1) == states.prompt) | ~states.usable
+    others = others.masked_fill(same.unsqueeze(1), -torch.inf)
+    return Comparison(_cross_entropy(positive, torch.cat([negative, others], 2), temperature), positive, negative)
+
+
+def _cross_entropy(positive: Tensor, negative: Tensor, temperature: float) -> Tensor:
+    """(b, N), (b, N, K) -> (b,): -log of the softmax of each positive among its negatives, mean over N."""
+    logits = torch.cat([positive.unsqueeze(2), negative], 2) / temperature
+    return (logits.logsumexp(2) - logits[:, :, 0]).mean(1)
+
+
+def goal_margin_strategy(states: PairStates, temperature: float, reduction: str) -> Comparison:
+    """Strategy ``goal_margin``: Bradley-Terry on the goal similarity itself.
+
+    A source is nearer than a negative to the goal state, here the mean last state of the chosen responses of the
+    forward pass, as a constant: so the value depends on how a batch is split.
+    """
+    counts = states.usable.to(states.last.dtype)
+    goal = (states.last.detach() * counts.unsqueeze(1)).sum(0) / counts.sum().clamp(min=1)
+    positive, negative = cosine(states.source, goal), cosine(states.negative, goal)
+    gaps = positive.unsqueeze(2) - negative.unsqueeze(1)  # (b, N, M)
+    return Comparison(F.softplus(-gaps / temperature).flatten(1).mean(1), positive, negative)
+
+
+def value_strategy(states: PairStates, temperature: float, reduction: str) -> Comparison:
+    """Strategy ``value``: Bradley-Terry of the value head at drawn prefixes, no similarity at all.
+
+    Every source of the chosen response is worth more than every negative of the rejected one. The similarities are
+    for the log.
+    """
+    if states.source_value is None or states.negative_value is None:
+        raise ValueError("the strategy 'value' compares values: give those of the head")
+    gaps = (states.source_value.unsqueeze(2) - states.negative_value.unsqueeze(1)) / temperature  # (b, N, M)
+    with torch.no_grad():
+        positive, negative = cosine(states.source, states.goal), cosine(states.negative_source, states.negative)
+    return Comparison(F.softplus(-gaps).flatten(1).mean(1), positive, negative)
+
+
+CONTRASTIVE_STRATEGIES: dict[str, Callable[[PairStates, float, str], Comparison]] = {
+    "cosine": cosine_strategy,
+    "cosine_avg": cosine_avg_strategy,
+    "infonce": infonce_strategy,
+    "infonce_batch": infonce_batch_strategy,
+    "goal_margin": goal_margin_strategy,
+    "value": value_strategy,
 }
-REDUCTIONS = ("pair", "original")
 
 
 def goal_contrastive_loss(
@@ -164,69 +179,119 @@ def goal_contrastive_loss(
     response_mask: Tensor,
     draws: StateDraws,
     *,
+    input_ids: Tensor | None = None,
+    values: Tensor | None = None,
     chosen: Tensor | None = None,
     rejected: Tensor | None = None,
     weight: Tensor | None = None,
+    prompt: Tensor | None = None,
     strategy: str = "cosine",
     reduction: str = "pair",
     temperature: float = 1.0,
+    start: str = "response",
     source_state_percentile: float = 0.0,
     goal_state_percentile: float = 0.0,
+    goal_sampling: str = "uniform",
+    goal_discount: float = 0.9,
+    goal_stop_gradient: bool = False,
 ) -> LossOutput:
     """The contrastive term of the goal-conditioned reward model.
 
     Args:
         hidden_states: (R, S, H) last-layer states.
         response_mask: (R, S) bool, True on response tokens including EOS; one run of True a row.
-        draws: uniform numbers for the P pairs (:func:`draw_states`).
+        draws: uniform numbers for the P pairs (:func:`~openrlhf.models.goal_sampling.draw_states`).
+        input_ids: (R, S) int64, needed where ``start`` looks for the first different token.
+        values: (R, S) the value head at every token, needed by the strategy ``value``.
         chosen, rejected: (P,) int64 rows of each pair's responses; None: the first half of the rows is chosen, the
             second half rejected, in the same order.
         weight: (P,) what each pair counts in the means; None counts all alike.
-        strategy: a name of ``CONTRASTIVE_STRATEGIES``. reduction: ``pair`` or ``original``.
+        prompt: (P,) int64, equal for pairs of one prompt, which are not negatives of each other; None: all differ.
+        strategy: a name of ``CONTRASTIVE_STRATEGIES``. reduction: ``pair`` or ``original``, of the cosine strategies.
         temperature: divides every cosine.
+        start: what may be drawn: ``response``, every token; ``diverge``, only tokens from the first on in which the
+            responses of the pair differ; ``goals_diverge``, only goals and negatives from there on.
+        source_state_percentile, goal_state_percentile, goal_sampling, goal_discount: see
+            :func:`~openrlhf.models.goal_sampling.sample_positions`.
+        goal_stop_gradient: goals and negatives are constants.
     Returns:
         loss: () mean over pairs, in nats; a pair without a usable chosen or rejected response counts 0.
         metrics: weighted sums over pairs of ``positive_similarity``, ``negative_similarity`` and
             ``contrastive_skipped``.
     Raises:
-        ValueError: unknown strategy or reduction, temperature not above 0, an odd number of rows without ``chosen``, or
-            weights with the reduction ``original``, which knows no pairs.
+        ValueError: unknown name, temperature not above 0, discount outside (0, 1), an odd number of rows without
+            ``chosen``, ids or values that are needed and not given, or weights with the reduction ``original``, which
+            knows no pairs.
     Source: arXiv 2407.13887, section 3.
     """
-    if strategy not in CONTRASTIVE_STRATEGIES or reduction not in REDUCTIONS:
-        raise ValueError(
-            f"expected strategy in {sorted(CONTRASTIVE_STRATEGIES)} and reduction in {list(REDUCTIONS)}, "
-            f"got {strategy!r} and {reduction!r}"
-        )
-    if temperature <= 0:
-        raise ValueError(f"expected temperature > 0, got {temperature}")
+    _check(strategy, reduction, temperature, start, goal_sampling, goal_discount)
     if reduction == "original" and weight is not None:
         raise ValueError("the reduction 'original' averages over the whole batch and takes no weights of pairs")
     if chosen is None or rejected is None:
         if hidden_states.shape[0] % 2:
             raise ValueError(f"expected 2B rows, got {hidden_states.shape[0]}; or name the rows of the pairs")
         chosen, rejected = torch.arange(hidden_states.shape[0], device=hidden_states.device).chunk(2)
-    length, start = response_mask.long().sum(1), response_mask.long().argmax(1)  # (R,)
+    length, first = response_mask.long().sum(1), response_mask.long().argmax(1)  # (R,)
     usable = (length[chosen] > 0) & (length[rejected] > 0)  # (P,)
+    differing: Tensor | int = 0
+    if start != "response":
+        if input_ids is None:
+            raise ValueError(f"start {start!r} looks for the first different token: give the input_ids")
+        differing = first_difference(input_ids, response_mask, chosen, rejected)
     source, goal, negative_source, negative = sample_positions(
-        length[chosen], length[rejected], draws, source_state_percentile, goal_state_percentile
+        length[chosen],
+        length[rejected],
+        draws,
+        source_state_percentile,
+        goal_state_percentile,
+        differing if start == "diverge" else 0,
+        differing,
+        goal_sampling,
+        goal_discount,
     )
-    places = [(chosen, source), (chosen, goal), (chosen, negative_source), (rejected, negative)]
-    states = [states_at(hidden_states, rows, start[rows].unsqueeze(1) + position) for rows, position in places]
-    positive_similarity, negative_similarity = CONTRASTIVE_STRATEGIES[strategy](*states, pairwise=reduction == "pair")
-    if reduction == "pair":
-        per_pair = pair_reduction(positive_similarity / temperature, negative_similarity / temperature)
-        loss = weighted_mean(torch.where(usable, per_pair, torch.zeros_like(per_pair)), weight)
-    elif usable.any():
-        loss = original_reduction(positive_similarity[usable] / temperature, negative_similarity[usable] / temperature)
-    else:
-        loss = hidden_states.sum() * 0.0  # no usable pair: zero, but still differentiable
+    last = (length[chosen] - 1).clamp(min=0).unsqueeze(1)
+
+    def at(x: Tensor, rows: Tensor, position: Tensor) -> Tensor:
+        return states_at(x, rows, first[rows].unsqueeze(1) + position)
+
+    states = PairStates(
+        at(hidden_states, chosen, source),
+        at(hidden_states, chosen, goal),
+        at(hidden_states, chosen, negative_source),
+        at(hidden_states, rejected, negative),
+        at(hidden_states, chosen, last).squeeze(1),
+        None if values is None else at(values, chosen, source),
+        None if values is None else at(values, rejected, negative),
+        usable,
+        torch.arange(len(chosen), device=usable.device) if prompt is None else prompt,
+    )
+    if goal_stop_gradient:
+        states = replace(states, goal=states.goal.detach(), negative=states.negative.detach())
+    found = CONTRASTIVE_STRATEGIES[strategy](states, temperature, reduction)
+    loss = found.loss
+    if loss.dim():
+        loss = weighted_mean(torch.where(usable, loss, torch.zeros_like(loss)), weight)
     with torch.no_grad():
         weights = torch.ones_like(usable, dtype=torch.float32) if weight is None else weight
         counted = usable * weights
         metrics = {
-            "positive_similarity": (positive_similarity.flatten(1).mean(1) * counted).sum(),
-            "negative_similarity": (negative_similarity.flatten(1).mean(1) * counted).sum(),
+            "positive_similarity": (found.positive.flatten(1).mean(1) * counted).sum(),
+            "negative_similarity": (found.negative.flatten(1).mean(1) * counted).sum(),
             "contrastive_skipped": (~usable * weights).sum(),
         }
     return LossOutput(loss, metrics)
+
+
+def _check(strategy: str, reduction: str, temperature: float, start: str, sampling: str, discount: float) -> None:
+    tables = {"strategy": CONTRASTIVE_STRATEGIES, "reduction": REDUCTIONS, "start": STARTS}
+    tables["goal_sampling"] = GOAL_SAMPLINGS
+    given = {"strategy": strategy, "reduction": reduction, "start": start, "goal_sampling": sampling}
+    for name, value in given.items():
+        if value not in tables[name]:
+            raise ValueError(f"expected {name} in {sorted(tables[name])}, got {value!r}")
+    if reduction == "original" and strategy not in ("cosine", "cosine_avg"):
+        raise ValueError(f"the reduction 'original' belongs to cosine and cosine_avg, got strategy {strategy!r}")
+    if temperature <= 0:
+        raise ValueError(f"expected temperature > 0, got {temperature}")
+    if not 0 < discount < 1:
+        raise ValueError(f"expected goal_discount between 0 and 1, got {discount}")

@@ -9,7 +9,10 @@ from typing import Any, Literal
 
 # The names in the tables of openrlhf.models, whose import takes seconds; a test keeps them equal.
 PAIR_LOSSES = ("sigmoid", "logexp")
-CONTRASTIVE_STRATEGIES = ("cosine", "cosine_avg")
+CONTRASTIVE_STRATEGIES = ("cosine", "cosine_avg", "infonce", "infonce_batch", "goal_margin", "value")
+FORWARD_PASS_STRATEGIES = ("infonce_batch", "goal_margin")  # the loss of a pair depends on its forward pass
+STARTS = ("response", "goals_diverge", "diverge")
+GOAL_SAMPLINGS = ("uniform", "geometric", "last")
 REDUCTIONS = ("pair", "original")
 VALUE_HEADS = ("linear", "mlp")
 SCHEDULERS = frozenset(  # schedules of transformers that need nothing but the number of steps
@@ -145,14 +148,27 @@ class TrainRMConfig(TrainConfig):
         None, "vanilla: Bradley-Terry only; contrastive: plus the goal term (default: vanilla)"
     )
     contrastive_loss: bool = flag(False, "Older spelling of --reward_model_strategy contrastive")
-    contrastive_strategy: str = flag("cosine", "cosine or cosine_avg")
+    contrastive_strategy: str = flag(
+        "cosine", "cosine (the paper's), cosine_avg, infonce, infonce_batch, goal_margin or value: see docs/losses.md"
+    )
     contrastive_reduction: str = flag("pair", "pair, or original: the published code's mean before the logarithm")
     contrastive_loss_beta: float = flag(0.5, "Weight of the contrastive term")
+    contrastive_loss_beta_end: float | None = flag(
+        None, "Move the weight in a straight line to this one over the training; default: it stays"
+    )
     contrastive_temperature: float = flag(1.0, "Divides the cosines")
+    contrastive_start: str = flag(
+        "response",
+        "Draw states from the whole responses; goals and rejected states only from the first token on in which the two "
+        "responses differ (goals_diverge); all states only from there on (diverge)",
+    )
     sim_samples: int = flag(16, "Source and goal states drawn per pair")
     unsim_samples: int = flag(16, "Source and rejected states drawn per pair")
     source_state_percentile: float = flag(0.0, "Sources lie in [p, 1] of the response; 0 first token, 1 last")
     goal_state_percentile: float = flag(0.0, "Goals lie in [max(p, source), 1] of the response")
+    goal_sampling: str = flag("uniform", "Goals behind their source: uniform, geometric (near ones more), or last")
+    goal_discount: float = flag(0.9, "Each token further away is drawn this much less often (geometric)")
+    goal_stop_gradient: bool = flag(False, "Goals and rejected states are constants of the goal term")
     value_head_strategy: str | None = flag(None, "linear or mlp; default: as the checkpoint, else linear")
     reset_value_head: bool = flag(False, "Start a new head although the checkpoint has one")
     value_head_prefix: str = flag(
@@ -280,6 +296,8 @@ def _validate_reward_model(config: TrainRMConfig) -> None:
     _check_choice("loss", config.loss, PAIR_LOSSES)
     _check_choice("contrastive_strategy", config.contrastive_strategy, CONTRASTIVE_STRATEGIES)
     _check_choice("contrastive_reduction", config.contrastive_reduction, REDUCTIONS)
+    _check_choice("contrastive_start", config.contrastive_start, STARTS)
+    _check_choice("goal_sampling", config.goal_sampling, GOAL_SAMPLINGS)
     _check_choice("value_head_strategy", config.value_head_strategy, VALUE_HEADS)
     if config.contrastive_loss and config.reward_model_strategy == "vanilla":
         raise ValueError("--contrastive_loss and --reward_model_strategy vanilla disagree; drop one")
@@ -295,12 +313,28 @@ def _validate_reward_model(config: TrainRMConfig) -> None:
         raise ValueError(f"--max_len {config.max_len} holds no prompt, response and EOS; at least 3")
     if config.batch_tokens is not None and config.batch_tokens < 1:
         raise ValueError(f"--batch_tokens must be at least 1, got {config.batch_tokens}")
-    if config.batch_tokens is not None and config.contrastive and config.contrastive_reduction == "original":
-        raise ValueError("--contrastive_reduction original depends on the micro-batches; drop --batch_tokens")
+    if not 0 < config.goal_discount < 1:
+        raise ValueError(f"--goal_discount must lie between 0 and 1, got {config.goal_discount}")
+    if config.contrastive_reduction == "original" and config.contrastive_strategy not in ("cosine", "cosine_avg"):
+        raise ValueError("--contrastive_reduction original belongs to --contrastive_strategy cosine or cosine_avg")
+    of_pass = _forward_pass_setting(config)
+    if config.batch_tokens is not None and of_pass:
+        raise ValueError(f"{of_pass} depends on the micro-batches; drop --batch_tokens")
+    if (config.contrastive_loss_beta_end or 0) < 0:
+        raise ValueError(f"--contrastive_loss_beta_end must be at least 0, got {config.contrastive_loss_beta_end}")
     for name in ("contrastive_loss_beta", "aux_loss_coef", "center_rewards_coefficient"):
         if getattr(config, name) < 0:
             raise ValueError(f"--{name} must be at least 0, got {getattr(config, name)}")
     _validate_groups(config)
+
+
+def _forward_pass_setting(config: TrainRMConfig) -> str | None:
+    """The setting by which the loss of a pair depends on what else is in its forward pass, if any."""
+    if config.contrastive and config.contrastive_reduction == "original":
+        return "--contrastive_reduction original"
+    if config.contrastive and config.contrastive_strategy in FORWARD_PASS_STRATEGIES:
+        return f"--contrastive_strategy {config.contrastive_strategy}"
+    return None
 
 
 def _validate_groups(config: TrainRMConfig) -> None:
@@ -315,9 +349,9 @@ def _validate_groups(config: TrainRMConfig) -> None:
         )
     if config.margin_loss:
         raise ValueError("--margin_loss: labelled responses have no margins; drop it or --responses_per_prompt")
-    if config.contrastive and config.contrastive_reduction == "original":
+    if _forward_pass_setting(config):
         raise ValueError(
-            "--contrastive_reduction original knows no pairs of one prompt; drop it or --responses_per_prompt"
+            f"{_forward_pass_setting(config)} knows no pairs of one prompt; drop it or --responses_per_prompt"
         )
     for name in ("dataset_format", "prompt_key", "chosen_key", "rejected_key"):
         if getattr(config, name) is not None:

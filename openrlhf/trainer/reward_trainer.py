@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,9 +12,11 @@ from torch import Tensor
 
 from openrlhf.datasets.preference import PreferenceBatch, PreferenceData
 from openrlhf.datasets.response_groups import ResponseGroups
-from openrlhf.models.goal_contrastive import StateDraws, draw_states, goal_contrastive_loss
+from openrlhf.models.goal_contrastive import goal_contrastive_loss
+from openrlhf.models.goal_sampling import StateDraws, draw_states
 from openrlhf.models.losses import LossOutput, centering_loss
 from openrlhf.models.packed import PackedRows
+from openrlhf.trainer.config import FORWARD_PASS_STRATEGIES
 from openrlhf.trainer.engine import Engine
 from openrlhf.trainer.loop import gather_rows
 from openrlhf.trainer.plan import TrainingPlan, evaluation_batches, step_generator
@@ -40,16 +43,36 @@ EVALUATION_STREAM = 1  # random stream of evaluation draws, apart from that of t
 
 @dataclass(frozen=True)
 class ContrastiveSettings:
-    """The goal term: see :func:`goal_contrastive_loss`."""
+    """The goal term: see :func:`goal_contrastive_loss`, whose options are the fields from ``strategy`` on."""
 
     beta: float
     sim_samples: int
     unsim_samples: int
+    beta_end: float | None = None  # the weight moves there in a straight line over the training; None: it stays
     strategy: str = "cosine"
     reduction: str = "pair"
     temperature: float = 1.0
+    start: str = "response"
     source_state_percentile: float = 0.0
     goal_state_percentile: float = 0.0
+    goal_sampling: str = "uniform"
+    goal_discount: float = 0.9
+    goal_stop_gradient: bool = False
+
+    @property
+    def by_pair(self) -> bool:
+        """The loss of a pair does not depend on what else is in its forward pass."""
+        return self.reduction == "pair" and self.strategy not in FORWARD_PASS_STRATEGIES
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Named arguments of :func:`goal_contrastive_loss`."""
+        names = [field.name for field in fields(self)]
+        return {name: getattr(self, name) for name in names[names.index("strategy") :]}
+
+    def beta_at(self, progress: float) -> float:
+        """Weight of the term after this share of the training."""
+        return self.beta if self.beta_end is None else self.beta + (self.beta_end - self.beta) * progress
 
 
 @dataclass(frozen=True)
@@ -133,11 +156,12 @@ class RewardTrainer:
         """
         micro_batches = self.updates.take(step)
         sums = torch.zeros(len(SUMS), device=self.engine.device)
+        beta = self._beta(step / max(1, self.plan.total_steps - 1))
         self.engine.model.train()
         self.engine.begin(len(micro_batches))
         for micro in micro_batches:
             with self.engine.autocast():
-                loss, micro_sums, _ = self._losses(micro)
+                loss, micro_sums, _ = self._losses(micro, beta)
             self.engine.backward(loss * micro.share)
             sums = sums + micro_sums * (micro.share > 0)
         result = self.engine.step()
@@ -167,19 +191,26 @@ class RewardTrainer:
             packed = self.packing.pack(batch.input_ids, batch.attention_mask, self.packing.share)
         return MicroBatch(batch, draws, packed, share)
 
+    def _beta(self, progress: float) -> float:
+        return 0.0 if self.contrastive is None else self.contrastive.beta_at(progress)
+
     def _tokens(self, data: PreferenceData | ResponseGroups) -> tuple[np.ndarray, bool]:
         """(N,) tokens by which examples are dealt to micro-batches, and whether those are padded to the longest.
 
         A loss that depends on what a micro-batch holds keeps the micro-batches of padded rows. There every example
         counts as many rows as the largest one: tokens are then bounded whatever examples come together.
         """
-        by_pair = self.contrastive is None or self.contrastive.reduction == "pair"
+        by_pair = self.contrastive is None or self.contrastive.by_pair
         if self.packing is None or not by_pair or self.aux_loss_coef > 0:
             return data.row_counts.max() * data.lengths, True
         return data.row_tokens if self.packing.share else data.plain_tokens, False
 
-    def _losses(self, micro: MicroBatch) -> tuple[Tensor, Tensor, Tensor]:
-        """Loss to differentiate (mean over pairs), metric sums over pairs, and the rewards (R,)."""
+    def _losses(self, micro: MicroBatch, beta: float) -> tuple[Tensor, Tensor, Tensor]:
+        """Loss to differentiate (mean over pairs), metric sums over pairs, and the rewards (R,).
+
+        Args:
+            beta: weight of the goal term.
+        """
         batch = micro.batch.to(self.engine.device)
         with_states = self.contrastive is not None
         out = self.engine.model(batch.input_ids, batch.attention_mask, micro.packed, with_states)
@@ -192,16 +223,14 @@ class RewardTrainer:
                 out.hidden_states,
                 batch.response_mask,
                 micro.draws.to(self.engine.device),
+                input_ids=batch.input_ids,
+                values=out.values,
                 chosen=batch.chosen,
                 rejected=batch.rejected,
                 weight=batch.weight if self.contrastive.reduction == "pair" else None,
-                strategy=self.contrastive.strategy,
-                reduction=self.contrastive.reduction,
-                temperature=self.contrastive.temperature,
-                source_state_percentile=self.contrastive.source_state_percentile,
-                goal_state_percentile=self.contrastive.goal_state_percentile,
+                prompt=None if self.contrastive.by_pair else batch.group,
+                **self.contrastive.options,
             )
-        beta = self.contrastive.beta if self.contrastive else 0.0
         aux = out.aux_loss if out.aux_loss is not None else zero
         centre = centering_loss(chosen, rejected, batch.weight) if self.center_coef > 0 else zero
         loss = preference + beta * contrast.loss + self.aux_loss_coef * aux + self.center_coef * centre
@@ -252,13 +281,13 @@ class RewardTrainer:
         generator = step_generator(self.plan.seed, 0, EVALUATION_STREAM)
         draws = PairDraws(self.contrastive, self.eval_data.pair_counts, generator)
         sums = torch.zeros(len(SUMS), device=self.engine.device)
-        rewards = []
+        rewards, beta = [], self._beta(0.0)  # one weight for all evaluations, so that they can be compared
         self.engine.model.eval()
         tokens, padded = self._tokens(self.eval_data)
         size, rank, world = self.plan.micro_batch_size, self.engine.rank, self.engine.world_size
         for rows, counts in evaluation_batches(tokens, size, rank, world, self.plan.batch_tokens, padded):
             with self.engine.autocast():
-                _, batch_sums, reward = self._losses(self._micro_batch(self.eval_data, rows, draws.of(rows)))
+                _, batch_sums, reward = self._losses(self._micro_batch(self.eval_data, rows, draws.of(rows)), beta)
             if counts:
                 sums = sums + batch_sums
                 rewards.append(reward)

@@ -8,7 +8,7 @@ import torch
 
 from openrlhf.cli import train_rm
 from openrlhf.cli.parser import parse_config
-from openrlhf.models.goal_contrastive import draw_states
+from openrlhf.models.goal_sampling import draw_states
 from openrlhf.models.pretrained import load_reward_model, load_tokenizer
 from openrlhf.trainer.config import TrainRMConfig
 from openrlhf.trainer.plan import TrainingPlan, cut_by_tokens, step_generator

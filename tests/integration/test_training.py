@@ -141,6 +141,10 @@ def test_vanilla_run_logs_no_goal_term_and_mlp_head_survives(start, pairs, tmp_p
     "changes",
     [
         {"contrastive_strategy": "cosine_avg"},
+        {"contrastive_strategy": "infonce", "contrastive_start": "diverge", "goal_stop_gradient": True},
+        {"contrastive_strategy": "infonce_batch", "contrastive_start": "goals_diverge"},
+        {"contrastive_strategy": "goal_margin", "goal_sampling": "last"},
+        {"contrastive_strategy": "value", "goal_sampling": "geometric", "contrastive_loss_beta_end": 0.0},
         {"contrastive_reduction": "original", "source_state_percentile": 0.2, "goal_state_percentile": 0.9},
         {"bf16": True},
         {"center_rewards_coefficient": 0.01},

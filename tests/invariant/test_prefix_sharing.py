@@ -2,6 +2,7 @@
 
 import logging
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from openrlhf.datasets.preference import PreferenceBatch
 from openrlhf.models import reward_model
-from openrlhf.models.goal_contrastive import draw_states
+from openrlhf.models.goal_sampling import draw_states
 from openrlhf.models.losses import bradley_terry_loss
 from openrlhf.models.packed import pack_rows
 from openrlhf.models.packed_attention import attention_for, base_attention
@@ -102,7 +103,9 @@ def separate(batch: PreferenceBatch) -> PreferenceBatch:
     return PreferenceBatch(*parts, chosen, rejected, batch.weight, margin=None, index=batch.index)
 
 
-def losses_and_gradients(model: RewardModel, batch: PreferenceBatch, share: bool | None, autocast: bool = False):
+def losses_and_gradients(
+    model: RewardModel, batch: PreferenceBatch, share: bool | None, autocast: bool = False, contrastive=CONTRASTIVE
+):
     """(loss, rewards of the pairs, gradients by name) of one backward pass of the trainer; share None: padded rows."""
     engine = LocalEngine(bf16=autocast, device="cpu")
     engine.model = model.train()
@@ -111,20 +114,21 @@ def losses_and_gradients(model: RewardModel, batch: PreferenceBatch, share: bool
             module.p = 0.0
     packed = None if share is None else model.pack(batch.input_ids, batch.attention_mask, share)
     plan = TrainingPlan(examples=1, epochs=1, batch_size=1, micro_batch_size=1)
-    trainer = RewardTrainer(engine, None, plan, 0, bradley_terry_loss, CONTRASTIVE, center_coef=0.1)
+    trainer = RewardTrainer(engine, None, plan, 0, bradley_terry_loss, contrastive, center_coef=0.1)
     draws = draw_states(len(batch.chosen), 5, 4, torch.Generator().manual_seed(3))
     with engine.autocast():
-        loss, _, rewards = trainer._losses(MicroBatch(batch, draws, packed))
+        loss, _, rewards = trainer._losses(MicroBatch(batch, draws, packed), contrastive.beta)
     loss.backward()
     gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     model.zero_grad(set_to_none=True)
     return loss.detach(), torch.cat(batch.split(rewards)), gradients
 
 
-def assert_equal_training(model, batch, other, share, tolerance, autocast=False):
+def assert_equal_training(model, batch, other, share, tolerance, autocast=False, contrastive=CONTRASTIVE):
     """Training on ``other`` with packed rows is training on ``batch`` with padded ones."""
-    loss, rewards, gradients = losses_and_gradients(model, batch, None, autocast)
-    packed_loss, packed_rewards, packed_gradients = losses_and_gradients(model, other, share, autocast)
+    options = autocast, contrastive
+    loss, rewards, gradients = losses_and_gradients(model, batch, None, *options)
+    packed_loss, packed_rewards, packed_gradients = losses_and_gradients(model, other, share, *options)
     assert (packed_loss - loss).abs() <= tolerance * loss.abs()
     assert (packed_rewards - rewards).abs().max() <= tolerance * rewards.abs().max()
     assert largest_relative(gradients, packed_gradients) <= tolerance
@@ -135,6 +139,13 @@ def largest_relative(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor])
     assert one.keys() == two.keys() and len(one) > 5
     size = max(gradient.abs().max() for gradient in one.values())
     return max(((one[name] - two[name]).abs().max() / size).item() for name in one)
+
+
+@pytest.mark.parametrize("strategy", ["cosine_avg", "infonce", "value"])
+def test_other_strategies_train_alike_on_packed_groups(strategy):
+    batch = random_groups()
+    contrastive = replace(CONTRASTIVE, strategy=strategy, start="diverge", temperature=0.3)
+    assert_equal_training(tiny_reward_model("llama"), separate(batch), batch, True, 1e-5, contrastive=contrastive)
 
 
 @pytest.mark.parametrize("slack", [0, 1 << 19])

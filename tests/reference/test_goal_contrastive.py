@@ -5,14 +5,8 @@ import math
 import pytest
 import torch
 
-from openrlhf.models.goal_contrastive import (
-    StateDraws,
-    cosine,
-    draw_states,
-    goal_contrastive_loss,
-    percentile_index,
-    sample_positions,
-)
+from openrlhf.models.goal_contrastive import cosine, goal_contrastive_loss
+from openrlhf.models.goal_sampling import StateDraws, draw_states, percentile_index, sample_positions
 
 HIDDEN = 5
 

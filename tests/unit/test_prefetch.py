@@ -59,7 +59,9 @@ def test_an_update_on_packed_rows_asks_the_device_for_no_number(monkeypatch):
 
     plan = TrainingPlan(examples=9, epochs=1, batch_size=9, micro_batch_size=9)
     packing = Packing(model.pack, share=True)
-    contrastive = ContrastiveSettings(beta=0.5, sim_samples=5, unsim_samples=4)
+    contrastive = ContrastiveSettings(
+        beta=0.5, beta_end=0.0, sim_samples=5, unsim_samples=4, strategy="infonce", start="diverge"
+    )
     trainer = RewardTrainer(engine, Data(), plan, 0, bradley_terry_loss, contrastive, packing=packing)
     update = trainer.updates.take(0)
     monkeypatch.setattr(trainer.updates, "take", lambda step: update)

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import HfArgumentParser
 
 from openrlhf.cli.parser import build_parser, parse_config
-from openrlhf.models import goal_contrastive, losses, reward_model
+from openrlhf.models import goal_contrastive, goal_sampling, losses, reward_model
 from openrlhf.models.pretrained import load_reward_model, save_reward_model
 from openrlhf.trainer import config as trainer_config
 from openrlhf.trainer.config import flag
@@ -141,6 +141,8 @@ def test_a_field_that_no_word_can_fill_is_refused():
 def test_names_that_flags_accept_are_those_of_the_tables():
     assert set(trainer_config.PAIR_LOSSES) == set(losses.PAIR_LOSSES)
     assert set(trainer_config.CONTRASTIVE_STRATEGIES) == set(goal_contrastive.CONTRASTIVE_STRATEGIES)
+    assert trainer_config.STARTS == goal_contrastive.STARTS
+    assert trainer_config.GOAL_SAMPLINGS == goal_sampling.GOAL_SAMPLINGS
     assert set(trainer_config.REDUCTIONS) == set(goal_contrastive.REDUCTIONS)
     assert set(trainer_config.VALUE_HEADS) == set(reward_model.VALUE_HEADS)
 
