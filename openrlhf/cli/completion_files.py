@@ -11,6 +11,7 @@ from pathlib import Path
 
 from openrlhf.cli.common import POCKET, cache_folder, resolve_pocket_model
 from openrlhf.datasets.completions import GREEDY_FILE, Completion, read_completions, sample_files
+from openrlhf.evaluation.labels import grade_completions
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +78,17 @@ def find_completions(path: str, benchmarks: Sequence[str] | None = None, seed: i
     if twice:
         raise ValueError(f"{root}: {twice[0]} is there twice (as .jsonl and .gz?, or named twice); keep one")
     return files
+
+
+def grade_files(files: Sequence[CompletionFile]) -> list[CompletionFile]:
+    """The files with labels where rows have none and can be graded; see `grade_completions`."""
+    graded = []
+    for file in files:
+        completions, count = grade_completions(file.completions)
+        if count:
+            logger.info("%s/%s/%s: graded %d rows without a label", file.benchmark, file.kind, file.name, count)
+        graded.append(replace(file, completions=completions))
+    return graded
 
 
 def _inside(root: Path, name: str) -> str:

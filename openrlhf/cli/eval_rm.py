@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import logging
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from openrlhf.cli.common import run_command, start_ranks
-from openrlhf.cli.completion_files import CompletionFile, find_completions
+from openrlhf.cli.completion_files import CompletionFile, find_completions, grade_files
 from openrlhf.cli.parser import parse_config
 from openrlhf.evaluation.filtering import filter_by_goal
-from openrlhf.evaluation.labels import grade_completions
 from openrlhf.evaluation.metrics import prefix_index
 from openrlhf.evaluation.scored_rows import read_scored_sets, read_summary
 from openrlhf.evaluation.summary import PREFIX_PERCENTS, format_table, summarise_rows
@@ -118,28 +116,19 @@ def run(config: EvalRMConfig) -> dict[str, Any]:
     """Score, save and print; returns for each model, by name, what its summary.json holds."""
     config.validate()
     from openrlhf.cli.eval_preferences import compare_preference_folders
-    from openrlhf.cli.reward_checkpoint import find_checkpoint
+    from openrlhf.cli.reward_checkpoint import find_checkpoints
 
-    checkpoints = [
-        find_checkpoint(
-            path,
-            input_template=config.input_template,
-            apply_chat_template=config.apply_chat_template,
-            max_len=config.max_len,
-        )
-        for path in config.reward_model_path
-    ]
-    twice = [name for name, count in Counter(checkpoint.name for checkpoint in checkpoints).items() if count > 1]
-    if twice:
-        raise ValueError(
-            f"two models are called {twice[0]} and would write into one folder; score them one by one, each with its "
-            "own --save_dir"
-        )
+    checkpoints = find_checkpoints(
+        config.reward_model_path,
+        input_template=config.input_template,
+        apply_chat_template=config.apply_chat_template,
+        max_len=config.max_len,
+    )
     goals = [one.load_goal(path) for one, path in zip(checkpoints, config.goal_state_path or [], strict=False)]
     ensure_writable(config.save_dir, inside=True)
     files = []
     if config.completions_data_path:
-        files = _graded(find_completions(config.completions_data_path, config.benchmarks, config.seed))
+        files = grade_files(find_completions(config.completions_data_path, config.benchmarks, config.seed))
     preferences = [_read_preferences(config, checkpoint) for checkpoint in checkpoints]
     summaries = {}
     with start_ranks() as ranks:
@@ -243,16 +232,6 @@ def _kept(folder: Path, checkpoint: RewardCheckpoint, has_files: bool, has_prefe
     names = [] if has_files else ["goal_state", "files", "sets"] if earlier.get("files") else []
     names += [] if has_preferences else ["preferences"]
     return {name: earlier[name] for name in names if name in earlier}
-
-
-def _graded(files: Sequence[CompletionFile]) -> list[CompletionFile]:
-    graded = []
-    for file in files:
-        completions, count = grade_completions(file.completions)
-        if count:
-            logger.info("%s/%s/%s: graded %d rows without a label", file.benchmark, file.kind, file.name, count)
-        graded.append(replace(file, completions=completions))
-    return graded
 
 
 def _read_preferences(config: EvalRMConfig, checkpoint: RewardCheckpoint) -> list[PreferenceSet]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -107,6 +109,24 @@ def find_checkpoint(
         apply_chat_template=chat,
         max_len=max_len or recorded.get("max_len") or DEFAULT_MAX_LEN,
     )
+
+
+def find_checkpoints(names: Sequence[str], **rendering: Any) -> list[RewardCheckpoint]:
+    """Several checkpoints, whose results go into folders of their names.
+
+    Args:
+        rendering: as for `find_checkpoint`, also what it raises.
+    Raises:
+        ValueError: two of them have one name.
+    """
+    checkpoints = [find_checkpoint(name, **rendering) for name in names]
+    twice = [name for name, count in Counter(checkpoint.name for checkpoint in checkpoints).items() if count > 1]
+    if twice:
+        raise ValueError(
+            f"two models are called {twice[0]} and would write into one folder; call this for one at a time, each with "
+            "its own --save_dir"
+        )
+    return checkpoints
 
 
 def _local_folder(name: str) -> Path:

@@ -15,6 +15,7 @@ from openrlhf.cli.grade import GradeConfig
 from openrlhf.cli.inspect_response import InspectConfig
 from openrlhf.cli.metrics import MetricsConfig
 from openrlhf.cli.parser import parse_config
+from openrlhf.cli.probe_states import ProbeConfig
 from openrlhf.trainer.config import TrainRMConfig, validate
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,6 +26,7 @@ CONFIGS = {
     "metrics": MetricsConfig,
     "grade": GradeConfig,
     "inspect_response": InspectConfig,
+    "probe_states": ProbeConfig,
 }
 LAUNCH_SCRIPTS = sorted(
     path.name

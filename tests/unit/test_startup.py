@@ -86,13 +86,14 @@ def test_bad_values_are_refused_without_a_heavy_package():
         ["openrlhf.cli.eval_rm", "--reward_model_path", "m"],
         ["openrlhf.cli.get_representation", "--dataset", "d"],
         ["openrlhf.cli.inspect_response", "--prompt", "p"],
+        ["openrlhf.cli.probe_states", "--reward_model_path", "m"],
         ["openrlhf.cli.lora_combiner", "--lora_path", "nowhere"],
         ["openrlhf.cli.metrics", "--scored_path", "nowhere"],
         ["openrlhf.cli.grade", "--input", "nowhere.jsonl"],
         ["openrlhf.cli.quickstart", "--seeds", "one"],
         ["openrlhf.cli.data_setup", "--output", "x.jsonl"],
     )
-    assert [code for code, _ in result["told"]] == [1] * 10
+    assert [code for code, _ in result["told"]] == [1] * 11
     assert all("error: " in text for _, text in result["told"])
     assert result["heavy"] == []
 
