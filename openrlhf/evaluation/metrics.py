@@ -22,6 +22,7 @@ __all__ = [
     "Interval",
     "PairedDifference",
     "auroc",
+    "auroc_draws",
     "auroc_interval",
     "auroc_intervals",
     "pair_accuracy",
@@ -98,6 +99,13 @@ def auroc_intervals(
         drawn = ranked.drawn(columns, draws.weights) if several and value is not None else np.empty(0)
         intervals[name] = percentile_interval(value, drawn)
     return intervals
+
+
+def auroc_draws(
+    labels: Sequence[bool | int], scores: Sequence[float], groups: Sequence[Hashable], draws: QuestionDraws
+) -> np.ndarray:
+    """(n,) AUROC on each draw of questions, NaN where a draw has no correct or no wrong item; arguments as above."""
+    return _RankedScores(*_checked(labels, scores)).drawn(draws.columns(groups), draws.weights)
 
 
 def paired_auroc_difference(
