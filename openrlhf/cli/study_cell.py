@@ -7,6 +7,7 @@ import json
 import shutil
 import time
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from openrlhf.utils.run_log import RUN_FILES
 
 PAIRS_SET = "held-out"  # name of the evaluation set of preferences
 GOAL_BATCH_TOKENS = 16_384
+GOAL_RESPONSES = 1000  # of the training data, whose mean the goal state is: more change it little
 Scored = dict[str, tuple[Kind, list[dict[str, Any]]]]  # rows by name of the set
 
 
@@ -118,7 +120,7 @@ def score_cell(cell: Cell, config, folder: Path) -> Scored:
     }
     goal = compute_goal_state(
         model,
-        chosen_sequences(train),
+        islice(chosen_sequences(train), GOAL_RESPONSES),
         batch_tokens=GOAL_BATCH_TOKENS,
         checkpoint=checkpoint.fingerprint,
         dataset="training pairs",
