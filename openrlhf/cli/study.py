@@ -112,19 +112,21 @@ def _run_cells(config: StudyConfig, study: Study, cells: Sequence[Cell], chosen:
 
 
 def _write_tables(study: Study, cells: Sequence[Cell], output: Path) -> dict[str, Any]:
-    from openrlhf.cli.study_plan import SCORES_FILE, read_finished
+    from openrlhf.cli.study_plan import SCORES_FILE, cell_line, read_finished
+    from openrlhf.datasets.jsonl import write_jsonl
     from openrlhf.evaluation.study_summary import FinishedCell, summarise_study
     from openrlhf.evaluation.study_tables import write_tables
 
+    records = [(cell, record) for cell in cells if (record := read_finished(cell, output)) is not None]
     finished = [
         FinishedCell(cell.task, cell.variant, cell.seed, record, cell.folder(output) / SCORES_FILE)
-        for cell in cells
-        if (record := read_finished(cell, output)) is not None
+        for cell, record in records
     ]
     summary = summarise_study(finished, study.baseline, list(study.variants))
     counts = {"finished": len(finished), "declared": len(cells)}
     summary = {"study": study.name, "about": study.about, "cells": counts, **summary}
     write_tables(summary, output / "tables", study.name)
+    write_jsonl(output / "tables" / f"{study.name}.jsonl", (cell_line(cell, record) for cell, record in records))
     return summary
 
 

@@ -123,6 +123,23 @@ def read_finished(cell: Cell, output: Path) -> dict[str, Any] | None:
     return record if same and record["status"] == "finished" else None
 
 
+def cell_line(cell: Cell, record: Mapping[str, Any]) -> dict[str, Any]:
+    """What a table's numbers rest on, for one line of a file: how to run the cell again, and what it gave.
+
+    Args:
+        record: what cell.json of the finished cell holds; flags at their default and trajectories are left out.
+    """
+    defaults = {one.name: _default(one) for one in dataclasses.fields(TrainRMConfig)}
+    flags = {name: value for name, value in record["flags"].items() if value != defaults[name]}
+    sets = {
+        name: {key: value for key, value in one.items() if key != "trajectory"} for name, one in record["sets"].items()
+    }
+    # Of the study that asks, which may call a shared cell by another name than the one that ran it.
+    named = {"name": cell.name, "only": f"^{cell.name}$", "flags": flags, "sets": sets}
+    kept = ("identity", "seed", "declared", "pretrain_weights", "inputs", "pairs", "steps", "seconds", "git", "packages")
+    return named | {name: record[name] for name in kept if name in record}
+
+
 def _resolve(place: str, task: Task, data: str) -> Task:
     """The task with real paths, all of which must exist."""
     if isinstance(task, PocketTask):

@@ -87,6 +87,13 @@ def test_tables_are_written(place):
     cosine = summary["tasks"]["pocket-2"]["sets"]["ood"]["measures"]["reward@100"]["cosine"]
     assert cosine["difference"]["seeds"] == [0, 1] and cosine["difference"]["two_level"] is None
     assert (tables / "small.png").read_bytes()[:4] == b"\x89PNG"
+    lines = [json.loads(line) for line in (tables / "small.jsonl").read_text().splitlines()]
+    assert [line["name"] for line in lines] == [cell.name for cell in plan_cells(read_study(place / "study.json"), "")]
+    assert lines[1]["flags"]["reward_model_strategy"] == "contrastive" and "seed" in lines[1]["flags"]
+    assert "max_norm" not in lines[1]["flags"]  # at its default
+    assert lines[3]["only"] == "^pocket-2/cosine/seed-1$" and lines[3]["git"]["commit"]
+    values = summary["tasks"]["pocket-2"]["sets"]["ood"]["measures"]["reward@100"]["cosine"]["values"]
+    assert lines[3]["sets"]["ood"]["measures"]["reward@100"] == values["1"]
 
 
 @pytest.mark.slow
