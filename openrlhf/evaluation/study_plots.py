@@ -1,9 +1,10 @@
-"""The plot of a study: differences from the baseline on the left, scores along the response on the right."""
+"""The plots of a study: differences from the baseline on the left, scores along the response on the right."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from openrlhf.evaluation.plots import (
@@ -69,6 +70,73 @@ def difference_blocks(figures: Mapping[str, Any]) -> list[Block]:
                 interval = [one["difference"]["mean"], *one["difference"]["interval"]]
                 found.setdefault(heading, []).append((number, is_goal, interval))
     return list(found.items())
+
+
+def plot_overview(summary: Mapping[str, Any], path: Path) -> Path:
+    """One row of two panels for the whole study, as one PNG: for a page that shows one picture.
+
+    On the left the differences of all tasks and sets, but for step-level ones; on the right the scores along the
+    response, mean over the same sets.
+
+    Args:
+        summary: of `summarise_study`, with at least one set that is not of kind "steps".
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    sets = overview_sets(summary)
+    variants = list(next(iter(sets.values()))["measures"]["reward@100"])
+    blocks = overview_blocks(sets, variants)
+    with plain_style():
+        height = max(LEAST_HEIGHT, LINE_HEIGHT * interval_lines(blocks) + 1)
+        figure = Figure(figsize=(WIDTH, height), layout="constrained")
+        FigureCanvasAgg(figure)
+        left, right = figure.subplots(1, 2)
+        _draw_differences(left, f"{summary['study']}: minus {summary['baseline']}", blocks, summary["baseline"])
+        kinds = {figures["kind"] for figures in sets.values()}
+        means = {
+            measure: {variant: {"mean": _mean_over_sets(sets, measure, variant)} for variant in variants}
+            for measure in (f"{score}@{percent}" for score in SCORES for percent in PREFIX_PERCENTS)
+        }
+        right.set_title(f"mean over {len(sets)} sets" if len(sets) > 1 else next(iter(sets)))
+        _draw_prefixes(right, {"measures": means, "kind": "completions" if "completions" in kinds else "pairs"})
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=110)
+    return path
+
+
+def overview_sets(summary: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Figures by "task: set" of every set that `plot_overview` shows."""
+    return {
+        f"{task}: {name}": figures
+        for task, part in summary["tasks"].items()
+        for name, figures in part["sets"].items()
+        if figures["kind"] in Y_LABELS
+    }
+
+
+def overview_blocks(sets: Mapping[str, Mapping[str, Any]], variants: Sequence[str]) -> list[Block]:
+    """Differences by set as `draw_intervals` takes them, a point for each variant and score.
+
+    Args:
+        variants: names by colour number.
+    """
+    blocks: list[Block] = []
+    for name, figures in sets.items():
+        rows = []
+        for score in SCORES:
+            for variant, one in figures["measures"][f"{score}@100"].items():
+                if one["difference"] is not None:
+                    interval = [one["difference"]["mean"], *one["difference"]["interval"]]
+                    rows.append((variants.index(variant), score != "reward", interval))
+        if rows:
+            blocks.append((name, rows))
+    return blocks
+
+
+def _mean_over_sets(sets: Mapping[str, Mapping[str, Any]], measure: str, variant: str) -> float | None:
+    found = [figures["measures"][measure].get(variant, {}).get("mean") for figures in sets.values()]
+    return None if not found or None in found else fmean(found)
 
 
 def _rule(measure: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from openrlhf.evaluation.study_plots import plot_study
+from openrlhf.evaluation.study_plots import overview_sets, plot_overview, plot_study
 from openrlhf.evaluation.summary import PREFIX_PERCENTS
 from openrlhf.utils.atomic import atomic_write_text
 
@@ -20,7 +20,7 @@ JUDGED_BY = {
 
 
 def write_tables(summary: Mapping[str, Any], folder: Path, name: str) -> None:
-    """Write NAME.md, NAME.json and, when there is a finished cell, NAME.png.
+    """Write NAME.md, NAME.json and, when there is a finished cell, NAME.png and NAME-overview.png.
 
     Args:
         summary: of `summarise_study`, with `study`, `about` and `cells` (numbers `finished` and `declared`).
@@ -29,6 +29,8 @@ def write_tables(summary: Mapping[str, Any], folder: Path, name: str) -> None:
     atomic_write_text(folder / f"{name}.md", format_study(summary))
     if summary["tasks"]:
         plot_study(summary, folder / f"{name}.png")
+    if overview_sets(summary):
+        plot_overview(summary, folder / f"{name}-overview.png")
 
 
 def format_study(summary: Mapping[str, Any]) -> str:

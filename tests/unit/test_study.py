@@ -32,6 +32,7 @@ from openrlhf.evaluation.study_scores import (
 )
 from openrlhf.evaluation.study_statistics import paired_by_seed, t_interval, two_level_interval
 from openrlhf.evaluation.study_summary import FinishedCell, summarise_study
+from openrlhf.evaluation.study_plots import overview_blocks, overview_sets
 from openrlhf.evaluation.study_tables import format_study, write_tables
 from openrlhf.evaluation.threshold_choice import split_questions, threshold_at_equal_accuracy
 
@@ -569,6 +570,13 @@ def test_tables_compare_with_the_baseline_on_common_seeds(tmp_path, shared):
     summary = {"study": "s", "about": "", "cells": {"finished": 7, "declared": 9}, **summary}
     write_tables(summary, tmp_path / "tables", "s")
     assert (tmp_path / "tables" / "s.png").read_bytes()[:4] == b"\x89PNG"
+    assert (tmp_path / "tables" / "s-overview.png").read_bytes()[:4] == b"\x89PNG"
+    ((name, rows),) = overview_blocks(overview_sets(summary), ["vanilla", "better"])
+    goal_difference = summary["tasks"]["one"]["sets"]["test"]["measures"]["goal_similarity@100"]["better"]["difference"]
+    assert name == "one: test" and rows == [
+        (1, False, [better["difference"]["mean"], low, high]),
+        (1, True, [goal_difference["mean"], *goal_difference["interval"]]),
+    ]
     assert json.loads((tmp_path / "tables" / "s.json").read_text()) == json.loads(json.dumps(summary))
     text = (tmp_path / "tables" / "s.md").read_text()
     row = next(line for line in text.split("\n") if line.startswith("| better | 4 |"))
