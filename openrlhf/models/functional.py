@@ -6,6 +6,11 @@ import torch
 from torch import Tensor
 
 
+def at_least_float32(x: Tensor) -> Tensor:
+    """The tensor in float32 or better."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 def masked_mean(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
     """Mean of the entries where the mask is True; 0 where a slice has none.
 

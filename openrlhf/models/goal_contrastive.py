@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from openrlhf.models.functional import states_at
+from openrlhf.models.functional import at_least_float32, states_at
 from openrlhf.models.goal_sampling import GOAL_SAMPLINGS, StateDraws, first_difference, sample_positions
 from openrlhf.models.losses import LossOutput, weighted_mean
 
@@ -50,15 +50,14 @@ class Comparison:
 
 def cosine(a: Tensor, b: Tensor) -> Tensor:
     """Cosine over the last dimension in float32 or better; 0 for a zero vector, with a finite gradient."""
-    dtype = torch.promote_types(a.dtype, torch.float32)
-    return F.cosine_similarity(a.to(dtype), b.to(dtype), dim=-1, eps=COSINE_EPS)
+    return F.cosine_similarity(at_least_float32(a), at_least_float32(b), dim=-1, eps=COSINE_EPS)
 
 
 def _all_pairs(source: Tensor, other: Tensor) -> Tensor:
     """(b, N, H), (b, K, H) -> (b, N, K), what :func:`cosine` gives, without (b, N, K, H) in between."""
-    dtype = torch.promote_types(source.dtype, torch.float32)
-    source, other = (F.normalize(x.to(dtype), dim=-1, eps=COSINE_EPS) for x in (source, other))
-    return source @ other.transpose(1, 2)
+    source, other = (F.normalize(at_least_float32(x), dim=-1, eps=COSINE_EPS) for x in (source, other))
+    with torch.autocast(source.device.type, enabled=False):  # which would round the product to bfloat16
+        return source @ other.transpose(1, 2)
 
 
 def pair_reduction(positive: Tensor, negative: Tensor) -> Tensor:
@@ -252,7 +251,7 @@ def goal_contrastive_loss(
     last = (length[chosen] - 1).clamp(min=0).unsqueeze(1)
 
     def at(x: Tensor, rows: Tensor, position: Tensor) -> Tensor:
-        return states_at(x, rows, first[rows].unsqueeze(1) + position)
+        return at_least_float32(states_at(x, rows, first[rows].unsqueeze(1) + position))
 
     states = PairStates(
         at(hidden_states, chosen, source),

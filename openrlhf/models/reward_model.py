@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from openrlhf.models.functional import last_valid_index, position_ids_from_mask
+from openrlhf.models.functional import at_least_float32, last_valid_index, position_ids_from_mask
 from openrlhf.models.packed import PackedRows, pack_rows, unpack
 from openrlhf.models.packed_attention import ARGUMENT, NO_MASK, attention_for, base_attention
 
@@ -36,11 +36,6 @@ class RewardOutput:
     values: Tensor  # (B, S) float32, the head at every token, reward units
     reward: Tensor  # (B,) float32, the value at the last real token
     aux_loss: Tensor | None = None  # () load-balancing loss of a mixture-of-experts model, when asked for
-
-
-def at_least_float32(x: Tensor) -> Tensor:
-    """The tensor in float32 or better."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 class LinearHead(nn.Linear):

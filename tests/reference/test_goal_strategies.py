@@ -224,3 +224,21 @@ def test_unknown_settings_are_refused():
     ]:
         with pytest.raises(ValueError, match=message):
             goal_contrastive_loss(*batch, draws, **options)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "reduction"),
+    [*((strategy, "pair") for strategy in CONTRASTIVE_STRATEGIES), ("cosine", "original"), ("cosine_avg", "original")],
+)
+def test_bfloat16_states_are_compared_in_float32(strategy, reduction):
+    """Neither autocast nor the dtype of the states rounds a product, a mean or a score."""
+    generator = torch.Generator().manual_seed(8)
+    states = (2 + torch.randn(6, 9, 32, generator=generator)).bfloat16()
+    mask = torch.ones(6, 9, dtype=torch.bool)
+    draws = draw_states(3, 4, 5, generator)
+    settings = {"values": states[:, :, 0].float(), "strategy": strategy, "reduction": reduction, "temperature": 0.1}
+    expected = goal_contrastive_loss(states.double(), mask, draws, **settings).loss.item()
+    assert goal_contrastive_loss(states, mask, draws, **settings).loss.item() == pytest.approx(expected, rel=1e-5)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = goal_contrastive_loss(states.float(), mask, draws, **settings).loss
+    assert found.dtype == torch.float32 and found.item() == pytest.approx(expected, rel=1e-5)
