@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -301,7 +302,7 @@ def _validate_reward_model(config: TrainRMConfig) -> None:
     _check_choice("value_head_strategy", config.value_head_strategy, VALUE_HEADS)
     if config.contrastive_loss and config.reward_model_strategy == "vanilla":
         raise ValueError("--contrastive_loss and --reward_model_strategy vanilla disagree; drop one")
-    if config.contrastive_temperature <= 0:
+    if not 0 < config.contrastive_temperature < math.inf:
         raise ValueError(f"--contrastive_temperature must be above 0, got {config.contrastive_temperature}")
     for name in ("sim_samples", "unsim_samples"):
         if getattr(config, name) < 1:
@@ -320,10 +321,10 @@ def _validate_reward_model(config: TrainRMConfig) -> None:
     of_pass = _forward_pass_setting(config)
     if config.batch_tokens is not None and of_pass:
         raise ValueError(f"{of_pass} depends on the micro-batches; drop --batch_tokens")
-    if (config.contrastive_loss_beta_end or 0) < 0:
-        raise ValueError(f"--contrastive_loss_beta_end must be at least 0, got {config.contrastive_loss_beta_end}")
-    for name in ("contrastive_loss_beta", "aux_loss_coef", "center_rewards_coefficient"):
-        if getattr(config, name) < 0:
+    if config.contrastive_strategy == "value" and config.goal_stop_gradient:
+        raise ValueError("--goal_stop_gradient: --contrastive_strategy value compares no goals; drop one")
+    for name in ("contrastive_loss_beta", "contrastive_loss_beta_end", "aux_loss_coef", "center_rewards_coefficient"):
+        if not 0 <= (getattr(config, name) or 0) < math.inf:
             raise ValueError(f"--{name} must be at least 0, got {getattr(config, name)}")
     _validate_groups(config)
 
