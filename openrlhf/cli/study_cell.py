@@ -16,7 +16,7 @@ import numpy as np
 from openrlhf.cli import train_rm
 from openrlhf.cli.study_data import POCKET_SETS, evaluation_completions, training_files
 from openrlhf.cli.study_file import STEPS_SET, PocketTask, PreferencesTask
-from openrlhf.cli.study_plan import CELL_FILE, SCORES_FILE, Cell, declaration, recorded_flags
+from openrlhf.cli.study_plan import CELL_FILE, SCORES_FILE, Cell, declaration, read_finished, recorded_flags
 from openrlhf.evaluation.study_scores import (
     Kind,
     goal_trajectory,
@@ -38,6 +38,8 @@ Scored = dict[str, tuple[Kind, list[dict[str, Any]]]]  # rows by name of the set
 def run_cell(cell: Cell, output: Path, study: str, keep_models: bool = False) -> dict[str, Any]:
     """Train and score one cell; its folder appears when everything is in it. Returns what cell.json holds.
 
+    A cell that is finished meanwhile, by another study with the same OUTPUT, is not run again.
+
     Args:
         study: name under which it runs, recorded only.
         keep_models: keep the weights beside the figures.
@@ -45,7 +47,12 @@ def run_cell(cell: Cell, output: Path, study: str, keep_models: bool = False) ->
         ValueError: another process runs the same cell, or its data or flags do not work.
     """
     place = cell.folder(output)
-    with hold_lock(place), atomic_dir(place) as folder:
+    with hold_lock(place):
+        return read_finished(cell, output) or _run_cell(cell, output, study, keep_models)
+
+
+def _run_cell(cell: Cell, output: Path, study: str, keep_models: bool) -> dict[str, Any]:
+    with atomic_dir(cell.folder(output)) as folder:
         config = dataclasses.replace(cell.config, save_path=str(folder / "model"), **training_files(cell, output))
         began = time.monotonic()
         last = train_rm.run(config)

@@ -19,9 +19,14 @@ from openrlhf.trainer.config import TrainRMConfig, validate
 
 # Flags of train_rm that a study sets itself, from the task, the seed and the place of a cell.
 OWN_FLAGS = frozenset(
-    "pretrain dataset eval_dataset eval_split seed save_path ckpt_path load_checkpoint s3_save_path dry_run "
-    "local_rank save_steps use_wandb use_tensorboard".split()
+    "pretrain dataset dataset_split dataset_probs eval_dataset eval_split seed save_path ckpt_path load_checkpoint "
+    "s3_save_path dry_run local_rank save_steps use_wandb use_tensorboard".split()
 )
+# Flags that a task of preferences does not take, each with the reason.
+REFUSED_PREFERENCES = {
+    "responses_per_prompt": "is for labelled responses",
+    "max_samples": "would cut the held-out pairs too, to others for every seed",
+}
 STEPS_SET = "steps"  # name of the evaluation set of a task's step-level file
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 
@@ -119,10 +124,9 @@ class Study:
         flags = declared.defaults | dict(self.common) | dict(declared.flags) | dict(self.variants[variant])
         if flags.get("apply_chat_template") and isinstance(declared, PocketTask):
             flags["input_template"] = None
-        if flags.get("responses_per_prompt") is not None and isinstance(declared, PreferencesTask):
-            raise ValueError(
-                f"task {task!r} with variant {variant!r}: responses_per_prompt is for labelled responses; leave it out"
-            )
+        for name, why in REFUSED_PREFERENCES.items():
+            if flags.get(name) is not None and isinstance(declared, PreferencesTask):
+                raise ValueError(f"task {task!r} with variant {variant!r}: {name} {why}; leave it out")
         if flags.get("responses_per_prompt") and isinstance(declared, ResponsesTask):
             flags.setdefault("strip_calculator", True)  # as in the pairs that are made of the same responses
         config = TrainRMConfig(**flags, pretrain=declared.pretrain, dataset=task, seed=seed)
@@ -163,8 +167,8 @@ def parse_study(declared: Any) -> Study:
     seeds = declared["seeds"]
     if not isinstance(seeds, list) or not seeds or len(set(map(str, seeds))) < len(seeds):
         raise ValueError(f"seeds: expected a list of different whole numbers, got {seeds!r:.80}")
-    _named("name", {declared["name"]: None})
-    if declared["baseline"] not in variants:
+    _named("name", {_text("name", declared["name"]): None})
+    if _text("baseline", declared["baseline"]) not in variants:
         raise ValueError(f"baseline: expected one of the variants {list(variants)}, got {declared['baseline']!r}")
     study = Study(
         name=declared["name"],
@@ -205,17 +209,18 @@ def read_flags(place: str, flags: Any) -> dict[str, Any]:
             raise ValueError(f"{place}.{name}: no value of this flag: {value!r:.80}")
         words = [f"--{name}={items[0]}"] if len(items) == 1 else [f"--{name}", *map(str, items)]
         try:
-            values[name] = getattr(parser.parse_args(words), name)
+            read, rest = parser.parse_known_args(words)
         except argparse.ArgumentError as error:
             raise ValueError(f"{place}.{name}: {error.message}") from error
-        except SystemExit:  # several values of a flag that takes one
-            raise ValueError(f"{place}.{name}: no value of this flag: {value!r:.80}") from None
+        values[name] = getattr(read, name)
+        if rest or (isinstance(value, list) and isinstance(values[name], list) and len(values[name]) < len(value)):
+            raise ValueError(f"{place}.{name}: no value of this flag: {value!r:.80}")
     return values
 
 
 def _read_task(place: str, declared: Any) -> Task:
     kind = declared.get("kind") if isinstance(declared, dict) else None
-    if kind not in KINDS:
+    if not isinstance(kind, str) or kind not in KINDS:
         raise ValueError(f"{place}.kind: expected one of {sorted(KINDS)}, got {kind!r}")
     fields = {one.name: one for one in dataclasses.fields(KINDS[kind]) if one.init}
     needed = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -135,8 +136,9 @@ def cell_line(cell: Cell, record: Mapping[str, Any]) -> dict[str, Any]:
         name: {key: value for key, value in one.items() if key != "trajectory"} for name, one in record["sets"].items()
     }
     # Of the study that asks, which may call a shared cell by another name than the one that ran it.
-    named = {"name": cell.name, "only": f"^{cell.name}$", "flags": flags, "sets": sets}
-    kept = ("identity", "seed", "declared", "pretrain_weights", "inputs", "pairs", "steps", "seconds", "git", "packages")
+    pattern = re.sub(r"[.+]", r"\\\g<0>", cell.name)
+    named = {"name": cell.name, "only": f"^{pattern}$", "flags": flags, "sets": sets}
+    kept = "identity seed declared pretrain_weights inputs pairs steps seconds git packages".split()
     return named | {name: record[name] for name in kept if name in record}
 
 

@@ -15,10 +15,10 @@ import pytest
 from scipy import stats
 
 from openrlhf.cli import study as study_command
-from openrlhf.cli import study_workers
+from openrlhf.cli import study_cell, study_workers
 from openrlhf.cli.study_data import choose_questions
 from openrlhf.cli.study_file import parse_study, read_flags, read_study
-from openrlhf.cli.study_plan import CELL_FILE, cell_identity, plan_cells, read_finished, recorded_flags
+from openrlhf.cli.study_plan import CELL_FILE, cell_identity, cell_line, plan_cells, read_finished, recorded_flags
 from openrlhf.evaluation.bootstrap import draw_questions
 from openrlhf.evaluation.metrics import auroc
 from openrlhf.evaluation.step_level import step_level
@@ -72,9 +72,12 @@ def preferences(**changes) -> dict:
         ({"seeds": [0.5]}, "seeds: expected a whole number of at least 0, got 0.5"),
         ({"seeds": [True]}, "seeds: expected a whole number"),
         ({"baseline": "plain"}, r"baseline: expected one of the variants \['vanilla', 'cosine'\], got 'plain'"),
+        ({"baseline": ["vanilla"]}, r"baseline: expected text, got \['vanilla'\]"),
         ({"name": "a/b"}, "name: a name may hold letters"),
+        ({"name": {}}, "name: expected text, got {}"),
         ({"tasks": {}}, "tasks: expected a JSON object with at least one name"),
         ({"tasks": {"one": {"kind": "maths"}}}, r"tasks.one.kind: expected one of .*, got 'maths'"),
+        ({"tasks": {"one": {"kind": []}}}, r"tasks.one.kind: expected one of .*, got \[\]"),
         ({"tasks": pocket(leve=2)}, "tasks.one: unknown key 'leve'; did you mean 'level'?"),
         ({"tasks": pocket(level=9)}, r"tasks.one.level: expected one of \[1, 2, 3"),
         ({"tasks": pocket(questions=0)}, "tasks.one.questions: expected a whole number of at least 1, got 0"),
@@ -85,19 +88,23 @@ def preferences(**changes) -> dict:
         ({"tasks": preferences(eval_fraction=1)}, "one.eval_fraction: expected a share above 0 and below 1, got 1"),
         ({"tasks": preferences(flags={"eval_fraction": 0.1})}, "'eval_fraction' is a key of the task itself"),
         ({"tasks": preferences(flags={"responses_per_prompt": 4})}, "responses_per_prompt is for labelled responses"),
+        ({"tasks": preferences(flags={"max_samples": 40})}, "max_samples would cut the held-out pairs too"),
         ({"common": {"learning_rat": 1}}, "common: unknown flag of train_rm 'learning_rat'; did you mean"),
         ({"common": {"seed": 1}}, "common: 'seed' is set by the study itself"),
         ({"common": {"max_epochs": 1.5}}, "common.max_epochs: .*invalid int value: '1.5'"),
-        ({"common": {"max_epochs": [1, 2]}}, "common.max_epochs: "),
+        ({"common": {"max_epochs": [1, 2]}}, "common.max_epochs: no value of this flag"),
+        ({"common": {"target_modules": ["q_proj", "--seed=3"]}}, "common.target_modules: no value of this flag"),
+        ({"common": {"dataset_split": "test"}}, "common: 'dataset_split' is set by the study itself"),
         ({"common": {"on_long": "cut"}}, "common.on_long: .*invalid choice: 'cut'"),
         ({"variants": {"vanilla": {"bf16": "maybe"}}}, "variants.vanilla.bf16: .*expected true or false"),
         ({"variants": {"vanilla": {"loss": "hinge"}}}, "'pocket-2' with variant 'vanilla': --loss: expected one"),
         ({"variants": {"vanilla": {"responses_per_prompt": 1}}}, "--responses_per_prompt must be at least 2"),
     ],
 )  # fmt: skip
-def test_a_study_that_cannot_run_is_refused_by_place(changes, told):
+def test_a_study_that_cannot_run_is_refused_by_place(changes, told, capsys):
     with pytest.raises(ValueError, match=told):
         parse_study(declared(**changes))
+    assert capsys.readouterr().err == ""  # no usage of train_rm's hundred flags
 
 
 def test_files_that_are_no_studies_are_refused(tmp_path):
@@ -202,6 +209,21 @@ def test_a_cell_counts_as_finished_only_with_the_flags_it_recorded(tmp_path):
     record["flags"]["max_norm"] = 5.0  # another default then
     (folder / CELL_FILE).write_text(json.dumps(record))
     assert read_finished(cell, tmp_path) is None
+
+
+def test_a_cell_that_another_study_has_finished_is_not_run_again(tmp_path, monkeypatch):
+    cell = plan_cells(parse_study(declared()), "")[0]
+    write_finished(cell, tmp_path)
+    monkeypatch.setattr(study_cell.train_rm, "run", lambda config: pytest.fail("trained again"))
+    assert study_cell.run_cell(cell, tmp_path, "other") == read_finished(cell, tmp_path)
+
+
+def test_the_pattern_of_a_line_names_its_cell_alone():
+    variants = {"vanilla": {}, "a+b-0.1": {"l2": 0.1}, "aab-0.1": {"l2": 0.2}, "aab-001": {"l2": 0.3}}
+    cells = plan_cells(parse_study(declared(variants=variants)), "")
+    for cell in cells:
+        only = cell_line(cell, {"flags": {}, "sets": {}})["only"]
+        assert [one.name for one in cells if re.search(only, one.name)] == [cell.name]
 
 
 def test_a_new_flag_at_its_default_changes_no_identity():
