@@ -160,7 +160,7 @@ def _draw_prefixes(axes: Any, figures: Mapping[str, Any]) -> None:
             curves[label] = {str(p): figures["measures"][f"{score}@{p}"][variant]["mean"] for p in PREFIX_PERCENTS}
             styles[label] = {
                 "color": COLORS[number % len(COLORS)],
-                "marker": MARKERS[number % len(MARKERS)],
+                "marker": MARKERS[(number + number // len(COLORS)) % len(MARKERS)],  # a new one each time round
                 "linestyle": line,
             }
     axes.axhline(0.5, color="0.55", linewidth=1, linestyle=":")

@@ -121,19 +121,22 @@ def _measure(
 def _difference(
     name: str, cells: Sequence[FinishedCell], measure: str, baseline: Sequence[FinishedCell], other: str
 ) -> dict[str, Any] | None:
-    """A measure of a variant minus another one of the baseline, over the seeds that have both.
+    """A measure of a variant minus another one of the baseline, over the seeds that have both on the same completions.
 
     Returns:
         `seeds`, `values`, `mean`, the intervals `t` and, of a shared set, `two_level` [low, high], and `interval`, the
-        one to be shown; None without common seeds.
+        one to be shown; None without such seeds.
     """
-    differences = paired_by_seed(_values(name, measure, cells), _values(name, other, baseline))
+    ours, theirs = ({cell.seed: cell for cell in part} for part in (cells, baseline))
+    alike = [s for s in ours.keys() & theirs.keys() if _extent(ours[s], name) == _extent(theirs[s], name)]
+    differences = paired_by_seed(
+        *(_values(name, key, [own[seed] for seed in alike]) for key, own in ((measure, ours), (other, theirs)))
+    )
     if not differences:
         return None
     mean, *t = t_interval(list(differences.values()))
     two_level = None
     if cells[0].record["sets"][name]["shared"]:
-        ours, theirs = ({cell.seed: cell for cell in part} for part in (cells, baseline))
         drawn = [_drawn(ours[seed], name, measure) - _drawn(theirs[seed], name, other) for seed in differences]
         two_level = list(two_level_interval(list(differences.values()), np.stack(drawn), DRAW_SEED)[1:])
     return {
@@ -149,6 +152,11 @@ def _difference(
 def _values(name: str, measure: str, cells: Sequence[FinishedCell]) -> dict[int, float | None]:
     """A measure by seed."""
     return {cell.seed: cell.record["sets"][name]["measures"].get(measure) for cell in cells}
+
+
+def _extent(cell: FinishedCell, name: str) -> tuple[int | None, ...]:
+    """Completions and questions of a cell's set: a variant whose max_len drops other held-out pairs has others."""
+    return tuple(cell.record["sets"][name].get(key) for key in ("completions", "questions"))
 
 
 def _drawn(cell: FinishedCell, name: str, measure: str) -> np.ndarray:

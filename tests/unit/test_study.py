@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from scipy import stats
 
 from openrlhf.cli import study as study_command
@@ -19,6 +20,7 @@ from openrlhf.cli import study_cell, study_workers
 from openrlhf.cli.study_data import choose_questions
 from openrlhf.cli.study_file import parse_study, read_flags, read_study
 from openrlhf.cli.study_plan import CELL_FILE, cell_identity, cell_line, plan_cells, read_finished, recorded_flags
+from openrlhf.evaluation import study_plots
 from openrlhf.evaluation.bootstrap import draw_questions
 from openrlhf.evaluation.metrics import auroc
 from openrlhf.evaluation.step_level import step_level
@@ -34,6 +36,7 @@ from openrlhf.evaluation.study_statistics import paired_by_seed, t_interval, two
 from openrlhf.evaluation.study_summary import FinishedCell, summarise_study
 from openrlhf.evaluation.study_plots import overview_blocks, overview_sets
 from openrlhf.evaluation.study_tables import format_study, write_tables
+from openrlhf.evaluation.summary import PREFIX_PERCENTS
 from openrlhf.evaluation.threshold_choice import split_questions, threshold_at_equal_accuracy
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -606,6 +609,28 @@ def test_tables_compare_with_the_baseline_on_common_seeds(tmp_path, shared):
     told = f"| better | goal similarity minus the baseline's reward | {goal['from_reward']['mean']:+.3f} ["
     assert told in text
     assert f"intervals over {'seeds and questions' if shared else 'seeds'}" in text
+
+
+def test_sets_of_other_completions_are_not_compared(tmp_path):
+    cells = [finished(tmp_path, variant, seed, 0.0, True) for variant in ("vanilla", "shorter") for seed in (0, 1)]
+    cells[2].record["sets"]["test"]["completions"] = 58  # seed 0 of "shorter" left out a pair
+
+    def differences():
+        figures = summarise_study(cells, "vanilla", ["vanilla", "shorter"])["tasks"]["one"]["sets"]["test"]
+        return [figures["measures"]["goal_similarity@100"]["shorter"][key] for key in ("difference", "from_reward")]
+
+    assert [one["seeds"] for one in differences()] == [[1], [1]]
+    cells[3].record["sets"]["test"]["questions"] = 9
+    assert differences() == [None, None]
+
+
+def test_curves_of_many_variants_can_be_told_apart():
+    curve = {f"variant {number}": {"mean": 0.5} for number in range(30)}
+    measures = {f"{score}@{percent}": curve for score in ("reward", "goal_similarity") for percent in PREFIX_PERCENTS}
+    axes = Figure().subplots()
+    study_plots._draw_prefixes(axes, {"kind": "pairs", "measures": measures})
+    looks = [(line.get_color(), line.get_marker(), line.get_linestyle()) for line in axes.lines]
+    assert len(looks) == 61 and len(set(looks)) == 61  # and the line of chance
 
 
 def test_tables_of_one_class_and_of_nothing_can_be_written(tmp_path):
