@@ -6,7 +6,7 @@ import dataclasses
 import json
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from openrlhf.cli import train_rm
 from openrlhf.cli.study_data import POCKET_SETS, evaluation_completions, training_files
 from openrlhf.cli.study_file import STEPS_SET, PocketTask, PreferencesTask
 from openrlhf.cli.study_plan import CELL_FILE, SCORES_FILE, Cell, declaration, read_finished, recorded_flags
+from openrlhf.datasets.completions import Completion
 from openrlhf.evaluation.study_scores import (
     Kind,
     goal_trajectory,
@@ -54,10 +55,11 @@ def run_cell(cell: Cell, output: Path, study: str, keep_models: bool = False) ->
 def _run_cell(cell: Cell, output: Path, study: str, keep_models: bool) -> dict[str, Any]:
     with atomic_dir(cell.folder(output)) as folder:
         config = dataclasses.replace(cell.config, save_path=str(folder / "model"), **training_files(cell, output))
+        completions = evaluation_completions(cell)  # what cannot be judged shows before anything is trained
         began = time.monotonic()
         last = train_rm.run(config)
         trained = time.monotonic()
-        scored = score_cell(cell, config, folder / "model")
+        scored = score_cell(cell, config, folder / "model", completions)
         scoring = time.monotonic() - trained
         kinds = {name: kind for name, (kind, _) in scored.items()}
         arrays = {name: score_arrays(rows, kind) for name, (kind, rows) in scored.items()}
@@ -107,11 +109,12 @@ def _run_cell(cell: Cell, output: Path, study: str, keep_models: bool) -> dict[s
     return record
 
 
-def score_cell(cell: Cell, config, folder: Path) -> Scored:
+def score_cell(cell: Cell, config, folder: Path, completions: Mapping[str, Sequence[Completion]]) -> Scored:
     """Rewards and goal similarities of every evaluation set; the goal state is of the training pairs' chosen responses.
 
     Args:
         config: as the model in `folder` was trained, with its data.
+        completions: by name of the set; of preferences none.
     """
     from openrlhf.cli.reward_checkpoint import find_checkpoint
     from openrlhf.evaluation.goal_state import compute_goal_state
@@ -137,8 +140,8 @@ def score_cell(cell: Cell, config, folder: Path) -> Scored:
     if isinstance(cell.declared, PreferencesTask):
         return {PAIRS_SET: ("pairs", _score_pairs(model, held_out, goal))}
     scored: Scored = {}
-    for name, completions in evaluation_completions(cell).items():
-        rows = score_completions(model, tokenizer, completions, goal=goal, progress=False, **rendering)
+    for name, part in completions.items():
+        rows = score_completions(model, tokenizer, part, goal=goal, progress=False, **rendering)
         scored[name] = ("steps" if name == STEPS_SET else "completions", rows)
     return scored
 

@@ -77,7 +77,11 @@ def choose_questions(rows: Rows, count: int, seed: int) -> list[Mapping[str, Any
 
 
 def evaluation_completions(cell: Cell) -> dict[str, list[Completion]]:
-    """Labelled completions by name of the set; calculator annotations are removed as from the training pairs."""
+    """Labelled completions by name of the set; calculator annotations are removed as from the training pairs.
+
+    Raises:
+        ValueError: a file that cannot be read or holds nothing, or one without correct or without wrong completions.
+    """
     from openrlhf.evaluation.sampling import pocket_completions
 
     task = cell.declared
@@ -93,7 +97,15 @@ def evaluation_completions(cell: Cell) -> dict[str, list[Completion]]:
         return sets
     if isinstance(task, ResponsesTask):
         files = dict(task.eval) | ({} if task.steps is None else {STEPS_SET: task.steps})
-        return {name: [_strip(one) for one in _labelled(path)] for name, path in files.items()}
+        sets = {name: [_strip(one) for one in _labelled(path)] for name, path in files.items()}
+        for name, path in task.eval.items():
+            labels = {one.is_correct for one in sets[name]} - {None}
+            if labels != {True, False}:
+                raise ValueError(
+                    f"{path}: expected correct and wrong completions, by is_correct or by an expected_answer to grade "
+                    f"them by, found {'no label' if not labels else 'correct ones' if True in labels else 'wrong ones'}"
+                )
+        return sets
     return {}
 
 

@@ -221,6 +221,19 @@ def test_a_cell_that_another_study_has_finished_is_not_run_again(tmp_path, monke
     assert study_cell.run_cell(cell, tmp_path, "other") == read_finished(cell, tmp_path)
 
 
+@pytest.mark.parametrize(("label", "found"), [(None, "no label"), (True, "correct ones"), (False, "wrong ones")])
+def test_a_set_that_judges_nothing_is_refused_before_the_training(tmp_path, monkeypatch, label, found):
+    row = {"question": "What is 1 + 1?", "generated_solution": "2", "predicted_answer": "2"}
+    rows = [row | {"is_correct": True}, row | {"generated_solution": "3", "is_correct": False}]
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
+    (tmp_path / "e.jsonl").write_text(json.dumps(row if label is None else row | {"is_correct": label}) + "\n")
+    cell = plan_cells(parse_study(declared(tasks=responses(eval={"v": "{data}/e.jsonl"}))), str(tmp_path))[0]
+    monkeypatch.setattr(study_cell.train_rm, "run", lambda config: pytest.fail("trained first"))
+    with pytest.raises(ValueError, match=f"e.jsonl: expected correct and wrong completions, .* found {found}"):
+        study_cell.run_cell(cell, tmp_path / "out", "small")
+    assert not [path for path in (tmp_path / "out" / "cells").iterdir() if path.is_dir()]
+
+
 def test_the_pattern_of_a_line_names_its_cell_alone():
     variants = {"vanilla": {}, "a+b-0.1": {"l2": 0.1}, "aab-0.1": {"l2": 0.2}, "aab-001": {"l2": 0.3}}
     cells = plan_cells(parse_study(declared(variants=variants)), "")
