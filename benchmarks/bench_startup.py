@@ -26,7 +26,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 COMMANDS = (
     "train_rm", "train_sft", "get_representation", "eval_rm", "metrics", "grade", "inspect_response",
-    "probe_states", "data_setup", "quickstart", "lora_combiner", "build_pocket",
+    "probe_states", "study", "data_setup", "quickstart", "lora_combiner", "build_pocket",
 )  # fmt: skip
 TRL = ROOT / ".venv-trl" / "bin"
 IMPORTS = "import transformers, torch"

@@ -207,7 +207,7 @@ def goal_contrastive_loss(
         weight: (P,) what each pair counts in the means; None counts all alike.
         prompt: (P,) int64, equal for pairs of one prompt, which are not negatives of each other; None: all differ.
         strategy: a name of ``CONTRASTIVE_STRATEGIES``. reduction: ``pair`` or ``original``, of the cosine strategies.
-        temperature: divides every cosine.
+        temperature: divides every cosine; with ``value`` the differences of values.
         start: what may be drawn: ``response``, every token; ``diverge``, only tokens from the first on in which the
             responses of the pair differ; ``goals_diverge``, only goals and negatives from there on.
         source_state_percentile, goal_state_percentile, goal_sampling, goal_discount: see

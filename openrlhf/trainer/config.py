@@ -157,7 +157,7 @@ class TrainRMConfig(TrainConfig):
     contrastive_loss_beta_end: float | None = flag(
         None, "Move the weight in a straight line to this one over the training; default: it stays"
     )
-    contrastive_temperature: float = flag(1.0, "Divides the cosines")
+    contrastive_temperature: float = flag(1.0, "Divides the cosines; with the strategy value, differences of values")
     contrastive_start: str = flag(
         "response",
         "Draw states from the whole responses; goals and rejected states only from the first token on in which the two "
@@ -168,7 +168,7 @@ class TrainRMConfig(TrainConfig):
     source_state_percentile: float = flag(0.0, "Sources lie in [p, 1] of the response; 0 first token, 1 last")
     goal_state_percentile: float = flag(0.0, "Goals lie in [max(p, source), 1] of the response")
     goal_sampling: str = flag("uniform", "Goals behind their source: uniform, geometric (near ones more), or last")
-    goal_discount: float = flag(0.9, "Each token further away is drawn this much less often (geometric)")
+    goal_discount: float = flag(0.9, "Factor by which each token further away is drawn less often (geometric)")
     goal_stop_gradient: bool = flag(False, "Goals and rejected states are constants of the goal term")
     value_head_strategy: str | None = flag(None, "linear or mlp; default: as the checkpoint, else linear")
     reset_value_head: bool = flag(False, "Start a new head although the checkpoint has one")
