@@ -37,13 +37,19 @@ def attention_for(config, packed: bool) -> Iterator[None]:
     """The attention that a forward pass looks up by the name in its configuration: ours in front of it, or none.
 
     The name is changed in place, as some models do otherwise by it, and a pass that meets the wrong one would read
-    packed tokens as one sequence. So passes of several threads wait for each other; one thread loses nothing.
+    packed tokens as one sequence. So passes of several threads wait for each other; one thread loses nothing. A pass
+    with gradients leaves its name: gradient checkpointing looks it up again in the backward pass. One without puts
+    back what it found, so that it may lie between the two.
     """
     with _NAMES:
-        name = _packed_name(config) if packed else base_attention(config)
-        if config._attn_implementation != name:
-            config._attn_implementation = name
-        yield
+        found, name = config._attn_implementation, _packed_name(config) if packed else base_attention(config)
+        try:
+            if found != name:
+                config._attn_implementation = name
+            yield
+        finally:
+            if found != name and not torch.is_grad_enabled():
+                config._attn_implementation = found
 
 
 def _packed_name(config) -> str:

@@ -438,3 +438,24 @@ def test_two_processes_share_rows(stage, batching, start, pairs, tmp_path):
     assert code == 0, output[-3000:]
     assert "rows without padding share prompts" in output
     compare_runs(tmp_path / "local", tmp_path / "two")
+
+
+@pytest.mark.parametrize("packs", [True, False])
+def test_an_evaluation_before_the_backward_pass_does_not_change_what_it_computes_again(packs):
+    """Layers with gradient checkpointing look their attention up again in the backward pass."""
+    model = tiny_reward_model("llama").train()
+    model.network.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    batch = random_groups()
+    packed = model.pack(batch.input_ids, batch.attention_mask, True)
+    layouts = [packed, None] if packs else [None, packed]
+
+    def gradients(evaluates: bool) -> dict[str, torch.Tensor]:
+        model.zero_grad(set_to_none=True)
+        reward = model(batch.input_ids, batch.attention_mask, layouts[0]).reward
+        if evaluates:
+            with torch.no_grad():
+                model(batch.input_ids, batch.attention_mask, layouts[1])
+        reward.sum().backward()
+        return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+    assert largest_relative(gradients(False), gradients(True)) == 0.0
