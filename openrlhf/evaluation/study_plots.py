@@ -85,7 +85,8 @@ def plot_overview(summary: Mapping[str, Any], path: Path) -> Path:
     from matplotlib.figure import Figure
 
     sets = overview_sets(summary)
-    variants = list(next(iter(sets.values()))["measures"]["reward@100"])
+    # Of all sets: a task may have a variant finished that the first one has not.
+    variants = list(dict.fromkeys(one for figures in sets.values() for one in figures["measures"]["reward@100"]))
     blocks = overview_blocks(sets, variants)
     with plain_style():
         height = max(LEAST_HEIGHT, LINE_HEIGHT * interval_lines(blocks) + 1)

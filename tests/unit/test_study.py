@@ -24,6 +24,7 @@ from openrlhf.evaluation import study_plots
 from openrlhf.evaluation.bootstrap import draw_questions
 from openrlhf.evaluation.metrics import auroc
 from openrlhf.evaluation.step_level import step_level
+from openrlhf.evaluation.study_plots import overview_blocks, overview_sets
 from openrlhf.evaluation.study_scores import (
     STEP_RULES,
     goal_trajectory,
@@ -34,7 +35,6 @@ from openrlhf.evaluation.study_scores import (
 )
 from openrlhf.evaluation.study_statistics import paired_by_seed, t_interval, two_level_interval
 from openrlhf.evaluation.study_summary import FinishedCell, summarise_study
-from openrlhf.evaluation.study_plots import overview_blocks, overview_sets
 from openrlhf.evaluation.study_tables import format_study, write_tables
 from openrlhf.evaluation.summary import PREFIX_PERCENTS
 from openrlhf.evaluation.threshold_choice import split_questions, threshold_at_equal_accuracy
@@ -622,6 +622,15 @@ def test_tables_compare_with_the_baseline_on_common_seeds(tmp_path, shared):
     told = f"| better | goal similarity minus the baseline's reward | {goal['from_reward']['mean']:+.3f} ["
     assert told in text
     assert f"intervals over {'seeds and questions' if shared else 'seeds'}" in text
+
+
+def test_a_variant_that_only_a_later_task_has_finished_is_drawn(tmp_path):
+    cells = [finished(tmp_path, variant, 0, 0.0, False) for variant in ("vanilla", "other")]
+    cells = [cells[0], *(dataclasses.replace(cell, task="two") for cell in cells)]
+    summary = summarise_study(cells, "vanilla", ["vanilla", "other"])
+    summary = {"study": "s", "about": "", "cells": {"finished": 3, "declared": 4}, **summary}
+    write_tables(summary, tmp_path / "tables", "s")
+    assert (tmp_path / "tables" / "s-overview.png").is_file()
 
 
 def test_sets_of_other_completions_are_not_compared(tmp_path):
