@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,7 +26,10 @@ class StudyConfig:
     study: str | None = flag(None, "Study file (JSON), see docs/study.md")
     output: str = flag("./runs/study", "Folder of everything that is written; several studies may share it")
     data: str = flag("../shared/data", "What {data} stands for in the paths of the study file")
-    workers: int = flag(1, "Cells that run at a time, each in a process of its own; they share the cores")
+    threads: int = flag(1, "CPU threads of a cell; its figures come back equal only with the same number")
+    workers: int | None = flag(
+        None, "Cells that run at a time, each in a process of its own (default: as many as the cores allow, 1 on a GPU)"
+    )
     max_minutes: float | None = flag(None, "Start no further cell after so many minutes")
     only: str | None = flag(None, "Run only cells whose TASK/VARIANT/seed-N this regular expression is found in")
     tables_only: bool = flag(False, "Write the tables and plots of the finished cells, run nothing")
@@ -41,8 +45,9 @@ class StudyConfig:
         """
         if not self.study:
             raise ValueError("--study is required: a JSON file, such as examples/studies/pocket.json")
-        if self.workers < 1:
-            raise ValueError(f"--workers must be at least 1, got {self.workers}")
+        for name in ("threads", "workers"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise ValueError(f"--{name} must be at least 1, got {getattr(self, name)}")
         if self.max_minutes is not None and not self.max_minutes > 0:
             raise ValueError(f"--max_minutes must be above 0, got {self.max_minutes}")
         if sum((self.tables_only, self.list, self.cell is not None)) > 1:
@@ -67,8 +72,11 @@ def run(config: StudyConfig) -> dict[str, Any]:
 
     cells = plan_cells(study, config.data)
     if config.cell is not None:
+        import torch
+
         from openrlhf.cli.study_cell import run_cell
 
+        torch.set_num_threads(config.threads)
         (cell,) = [one for one in cells if one.name == config.cell] or _no_cell("--cell", config.cell, cells)
         return run_cell(cell, output, study.name, config.keep_models)
     chosen = [one for one in cells if re.search(config.only or "", one.name)]
@@ -96,12 +104,13 @@ def _run_cells(config: StudyConfig, study: Study, cells: Sequence[Cell], chosen:
     for cell in chosen:
         different.setdefault(cell.identity, cell)
     pending = [cell for cell in different.values() if read_finished(cell, output) is None]
-    words = ["--study", str(copy), "--output", config.output, "--data", config.data]
+    words = ["--study", str(copy), "--output", config.output, "--data", config.data, "--threads", str(config.threads)]
     failures = deal_cells(
         pending,
         words + ["--keep_models"] * config.keep_models,
         logs=output / "logs",
-        workers=config.workers,
+        workers=config.workers or default_workers(config.threads),
+        threads=config.threads,
         finished=len(different) - len(pending),
         max_seconds=None if config.max_minutes is None else 60 * config.max_minutes,
         on_finished=lambda: _write_tables(study, cells, output),
@@ -109,6 +118,13 @@ def _run_cells(config: StudyConfig, study: Study, cells: Sequence[Cell], chosen:
     if failures:
         _write_tables(study, cells, output)
         raise RuntimeError(f"{len(failures)} of {len(pending)} cells failed: {', '.join(failures)}")
+
+
+def default_workers(threads: int) -> int:
+    """Cells that may run at a time: one on a GPU, else as many as the cores allow."""
+    import torch
+
+    return 1 if torch.cuda.is_available() else max(1, len(os.sched_getaffinity(0)) // threads)
 
 
 def _write_tables(study: Study, cells: Sequence[Cell], output: Path) -> dict[str, Any]:

@@ -53,6 +53,8 @@ def run_cell(cell: Cell, output: Path, study: str, keep_models: bool = False) ->
 
 
 def _run_cell(cell: Cell, output: Path, study: str, keep_models: bool) -> dict[str, Any]:
+    import torch
+
     with atomic_dir(cell.folder(output)) as folder:
         config = dataclasses.replace(cell.config, save_path=str(folder / "model"), **training_files(cell, output))
         completions = evaluation_completions(cell)  # what cannot be judged shows before anything is trained
@@ -99,6 +101,7 @@ def _run_cell(cell: Cell, output: Path, study: str, keep_models: bool) -> dict[s
             "git": git_state(Path(__file__).resolve().parents[2]),
             "packages": package_versions(),
             "hardware": manifest["hardware"],
+            "threads": torch.get_num_threads(),
         }
         np.savez_compressed(
             folder / SCORES_FILE, **{f"{name}/{key}": part for name in kinds for key, part in arrays[name].items()}

@@ -38,6 +38,7 @@ def deal_cells(
     *,
     logs: Path,
     workers: int,
+    threads: int = 1,
     finished: int = 0,
     max_seconds: float | None = None,
     on_finished: Callable[[], Any] = lambda: None,
@@ -47,7 +48,7 @@ def deal_cells(
     Args:
         words: flags of the study command for every worker; `--cell NAME` is added.
         logs: folder of the output of every cell, IDENTITY.log.
-        workers: processes at a time.
+        workers: processes at a time. threads: of each.
         finished: cells that the bar counts as done.
         max_seconds: no cell is started after so many.
         on_finished: called after every cell that has not failed.
@@ -65,7 +66,7 @@ def deal_cells(
                 bar.write(f"time is up: {len(waiting)} cells are not started")
                 waiting.clear()
             while waiting and len(running) < workers:
-                running.append(_start(waiting.pop(0), words, logs, workers))
+                running.append(_start(waiting.pop(0), words, logs, threads))
             for worker in [one for one in running if one.process.poll() is not None]:
                 running.remove(worker)
                 bar.update()
@@ -79,13 +80,11 @@ def deal_cells(
     return failures
 
 
-def _start(cell: Cell, words: Sequence[str], logs: Path, workers: int) -> Worker:
-    """A process of its own for a cell, with its share of the cores."""
-    cores = max(1, len(os.sched_getaffinity(0)) // workers)
-    threads = os.environ.get("OMP_NUM_THREADS", "")
+def _start(cell: Cell, words: Sequence[str], logs: Path, threads: int) -> Worker:
+    """A process of its own for a cell, with so many threads."""
     paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {
-        "OMP_NUM_THREADS": str(min(cores, int(threads)) if threads.isdigit() else cores),
+        "OMP_NUM_THREADS": str(threads),
         "PYTHONPATH": os.pathsep.join(paths),
         "PYTHONSAFEPATH": "1",  # a folder "datasets" of the current folder is not the package
     }

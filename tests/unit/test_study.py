@@ -310,6 +310,8 @@ def test_list_names_finished_cells_and_dealing_takes_each_identity_once(tmp_path
         "pocket-2/vanilla/seed-0", "pocket-2/cosine/seed-0", "pocket-2/cosine/seed-1"
     ]  # fmt: skip
     assert dealt["finished"] == 1 and dealt["max_seconds"] == 120
+    assert dealt["threads"] == 1 and dealt["workers"] == study_command.default_workers(1)
+    assert study_command.default_workers(1) >= study_command.default_workers(10_000) == 1
     assert json.loads((output / "studies" / "small.json").read_text())["name"] == "small"
 
 
@@ -341,7 +343,7 @@ def test_a_failed_cell_is_told_with_its_log_and_the_others_go_on(tmp_path, monke
         "c": "import os; print(os.environ['OMP_NUM_THREADS'], os.environ['PYTHONSAFEPATH'])",
     }
     run_lines(monkeypatch, lines)
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
     done = []
     failed = study_workers.deal_cells(
         [NamedCell(name) for name in lines], [], logs=tmp_path, workers=2, on_finished=lambda: done.append(1)
