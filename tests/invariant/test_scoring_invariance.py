@@ -341,8 +341,11 @@ def test_goal_of_another_size_is_refused_before_scoring():
 def test_cached_prompts_are_computed_by_the_models_own_attention_after_packed_rows():
     model, ids = tiny_reward_model("llama"), torch.tensor([[5, 6, 7], [5, 6, 8]])
     mask = torch.ones_like(ids, dtype=torch.bool)
-    with torch.inference_mode():
-        model.read_packed(model.pack(ids, mask))
-        assert model.config._attn_implementation == "packed_sdpa"
-        compute_prompts(model, ids, mask)
+    names = []
+    model.network.base_model.layers[0].register_forward_hook(lambda *_: names.append(model.config._attn_implementation))
+    for context in (torch.inference_mode(), torch.enable_grad()):
+        with context:
+            model.read_packed(model.pack(ids, mask))
+            compute_prompts(model, ids, mask)
+    assert names == ["packed_sdpa", "sdpa"] * 2
     assert model.config._attn_implementation == "sdpa"
