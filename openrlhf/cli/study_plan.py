@@ -139,7 +139,10 @@ def cell_line(cell: Cell, record: Mapping[str, Any]) -> dict[str, Any]:
     pattern = re.sub(r"[.+]", r"\\\g<0>", cell.name)
     named = {"name": cell.name, "only": f"^{pattern}$", "flags": flags, "sets": sets}
     kept = "identity seed declared pretrain_weights inputs pairs steps seconds git packages".split()
-    return named | {name: record[name] for name in kept if name in record}
+    line = named | {name: record[name] for name in kept if name in record}
+    if "inputs" in line:  # folders are those of one machine; the identity holds what lies there
+        line["inputs"] = {place: Path(path).name for place, path in line["inputs"].items()}
+    return line
 
 
 def _resolve(place: str, task: Task, data: str) -> Task:

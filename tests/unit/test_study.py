@@ -238,7 +238,9 @@ def test_the_pattern_of_a_line_names_its_cell_alone():
     variants = {"vanilla": {}, "a+b-0.1": {"l2": 0.1}, "aab-0.1": {"l2": 0.2}, "aab-001": {"l2": 0.3}}
     cells = plan_cells(parse_study(declared(variants=variants)), "")
     for cell in cells:
-        only = cell_line(cell, {"flags": {}, "sets": {}})["only"]
+        line = cell_line(cell, {"flags": {}, "sets": {}, "inputs": {"train": "/data/of/one/machine/train.jsonl"}})
+        only = line["only"]
+        assert line["inputs"] == {"train": "train.jsonl"}
         assert [one.name for one in cells if re.search(only, one.name)] == [cell.name]
 
 
