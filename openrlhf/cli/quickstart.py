@@ -18,6 +18,7 @@ import numpy as np
 from openrlhf.cli import train_rm
 from openrlhf.cli.common import POCKET, cache_folder, resolve_pocket_model, run_command
 from openrlhf.cli.parser import parse_config
+from openrlhf.cli.study_cell import chosen_sequences
 from openrlhf.evaluation.filtering import filter_tradeoff
 from openrlhf.evaluation.metrics import auroc, auroc_interval, paired_auroc_difference, prefix_scores
 from openrlhf.evaluation.paired import compare_all
@@ -91,13 +92,13 @@ def train_models(config: QuickstartConfig, seed: int, folder: Path) -> None:
 
 
 @lru_cache(maxsize=1)  # both models of a seed are asked for the same pairs
-def chosen_sequences(seed: int, max_pairs: int | None) -> list[list[int]]:
+def training_sequences(seed: int, max_pairs: int | None) -> list[list[int]]:
     """Token ids of prompt and chosen response of every training pair."""
     from openrlhf.models.pretrained import load_tokenizer
 
     settings = TrainRMConfig(pretrain=POCKET, dataset=POCKET, seed=seed, max_len=256, max_samples=max_pairs)
     pairs, _ = train_rm.load_pairs(settings, load_tokenizer(resolve_pocket_model(POCKET)))
-    return [[*pairs[i].prompt_ids, *pairs[i].chosen_ids] for i in range(len(pairs))]
+    return list(chosen_sequences(pairs))
 
 
 def score_all(config: QuickstartConfig, seed: int, folder: Path) -> dict[str, dict[str, list[dict[str, Any]]]]:
@@ -146,7 +147,7 @@ def goal_of(config: QuickstartConfig, model, seed: int, folder: Path, fingerprin
             return goal
     goal = compute_goal_state(
         model,
-        chosen_sequences(seed, config.max_pairs),
+        training_sequences(seed, config.max_pairs),
         batch_tokens=16384,
         template=POCKET,
         max_len=256,

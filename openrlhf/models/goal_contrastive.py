@@ -230,14 +230,13 @@ def goal_contrastive_loss(
         if hidden_states.shape[0] % 2:
             raise ValueError(f"expected 2B rows, got {hidden_states.shape[0]}; or name the rows of the pairs")
         chosen, rejected = torch.arange(hidden_states.shape[0], device=hidden_states.device).chunk(2)
-    length, first = response_mask.long().sum(1), response_mask.long().argmax(1)  # (R,)
-    usable = (length[chosen] > 0) & (length[rejected] > 0)  # (P,)
+    length = response_mask.long().sum(1)  # (R,)
     differing: Tensor | int = 0
     if start != "response":
         if input_ids is None:
             raise ValueError(f"start {start!r} looks for the first different token: give the input_ids")
         differing = first_difference(input_ids, response_mask, chosen, rejected)
-    source, goal, negative_source, negative = sample_positions(
+    positions = sample_positions(
         length[chosen],
         length[rejected],
         draws,
@@ -248,29 +247,17 @@ def goal_contrastive_loss(
         goal_sampling,
         goal_discount,
     )
-    last = (length[chosen] - 1).clamp(min=0).unsqueeze(1)
-
-    def at(x: Tensor, rows: Tensor, position: Tensor) -> Tensor:
-        return at_least_float32(states_at(x, rows, first[rows].unsqueeze(1) + position))
-
-    states = PairStates(
-        at(hidden_states, chosen, source),
-        at(hidden_states, chosen, goal),
-        at(hidden_states, chosen, negative_source),
-        at(hidden_states, rejected, negative),
-        at(hidden_states, chosen, last).squeeze(1),
-        None if values is None else at(values, chosen, source),
-        None if values is None else at(values, rejected, negative),
-        usable,
-        torch.arange(len(chosen), device=usable.device) if prompt is None else prompt,
-    )
+    if prompt is None:
+        prompt = torch.arange(len(chosen), device=hidden_states.device)
+    states = _states_of_pairs(hidden_states, values, response_mask, chosen, rejected, positions, prompt)
     if goal_stop_gradient:
         states = replace(states, goal=states.goal.detach(), negative=states.negative.detach())
     found = CONTRASTIVE_STRATEGIES[strategy](states, temperature, reduction)
     loss = found.loss
     if loss.dim():
-        loss = weighted_mean(torch.where(usable, loss, torch.zeros_like(loss)), weight)
+        loss = weighted_mean(torch.where(states.usable, loss, torch.zeros_like(loss)), weight)
     with torch.no_grad():
+        usable = states.usable
         weights = torch.ones_like(usable, dtype=torch.float32) if weight is None else weight
         counted = usable * weights
         metrics = {
@@ -279,6 +266,36 @@ def goal_contrastive_loss(
             "contrastive_skipped": (~usable * weights).sum(),
         }
     return LossOutput(loss, metrics)
+
+
+def _states_of_pairs(
+    hidden_states: Tensor,
+    values: Tensor | None,
+    response_mask: Tensor,
+    chosen: Tensor,
+    rejected: Tensor,
+    positions: tuple[Tensor, Tensor, Tensor, Tensor],
+    prompt: Tensor,
+) -> PairStates:
+    """The states at positions of `sample_positions`; arguments as :func:`goal_contrastive_loss`."""
+    length, first = response_mask.long().sum(1), response_mask.long().argmax(1)  # (R,)
+    source, goal, negative_source, negative = positions
+    last = (length[chosen] - 1).clamp(min=0).unsqueeze(1)
+
+    def at(x: Tensor, rows: Tensor, position: Tensor) -> Tensor:
+        return at_least_float32(states_at(x, rows, first[rows].unsqueeze(1) + position))
+
+    return PairStates(
+        at(hidden_states, chosen, source),
+        at(hidden_states, chosen, goal),
+        at(hidden_states, chosen, negative_source),
+        at(hidden_states, rejected, negative),
+        at(hidden_states, chosen, last).squeeze(1),
+        None if values is None else at(values, chosen, source),
+        None if values is None else at(values, rejected, negative),
+        (length[chosen] > 0) & (length[rejected] > 0),
+        prompt,
+    )
 
 
 def _check(strategy: str, reduction: str, temperature: float, start: str, sampling: str, discount: float) -> None:
