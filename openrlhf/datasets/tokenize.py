@@ -15,6 +15,7 @@ from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 from tokenizers import Tokenizer, normalizers, pre_tokenizers
+from tokenizers.decoders import DecodeStream
 
 OnLong = Literal["truncate", "drop", "error"]
 ON_LONG: tuple[str, ...] = ("truncate", "drop", "error")
@@ -87,8 +88,24 @@ def encode_responses_with_ends(tokenizer: Any, texts: Sequence[str]) -> list[tup
         N pairs (ids, ends) of equal length: token t is text[ends[t - 1] : ends[t]], with 0 before the first. Ends never
         fall; a token that completes no new character, and EOS, repeat the end before it. Counted in characters.
     """
-    eos_id = _eos_id(tokenizer)
-    backend = _response_backend(tokenizer)
+    return _encode_with_ends(_response_backend(tokenizer), _eos_id(tokenizer), texts)
+
+
+def encode_dialogues_with_ends(tokenizer: Any, texts: Sequence[str]) -> list[tuple[list[int], list[int]]]:
+    """Token ids of texts of prompt and response whose boundary is not known; start as prompts, end as responses.
+
+    Returns:
+        N pairs (ids, ends) as encode_responses_with_ends; a token in front that is not in the text ends at 0.
+    """
+    front = _front_tokens(tokenizer)
+    encoded = []
+    for ids, ends in _encode_with_ends(_backend(tokenizer), _eos_id(tokenizer), texts):
+        missing = [] if ids[: len(front)] == front else front
+        encoded.append((missing + ids, [0] * len(missing) + ends))
+    return encoded
+
+
+def _encode_with_ends(backend: Tokenizer, eos_id: int, texts: Sequence[str]) -> list[tuple[list[int], list[int]]]:
     backend.no_truncation()
     backend.no_padding()
     encoded = []
@@ -97,6 +114,25 @@ def encode_responses_with_ends(tokenizer: Any, texts: Sequence[str]) -> list[tup
         ends = list(accumulate([end for _, end in row.offsets[: len(ids)]], max))
         encoded.append((ids + [eos_id], ends + [ends[-1] if ends else 0]))
     return encoded
+
+
+def decode_response_with_ends(
+    tokenizer: Any, prompt_ids: Sequence[int], response_ids: Sequence[int], keep_special: bool = False
+) -> tuple[str, list[int]]:
+    """Text of a sampled response as it continues its prompt, with the place where each token ends.
+
+    A leading space that decoding the response alone would drop is kept.
+
+    Args:
+        keep_special: write special tokens, such as EOS, into the text.
+    Returns:
+        The text and A ends as of encode_responses_with_ends. A character of which bytes are missing at the very end is
+        left out.
+    """
+    stream = DecodeStream(ids=list(prompt_ids), skip_special_tokens=not keep_special)
+    backend = _backend(tokenizer)
+    chunks = [stream.step(backend, token) or "" for token in response_ids]
+    return "".join(chunks), list(accumulate(map(len, chunks)))
 
 
 def fit_response(
