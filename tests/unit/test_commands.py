@@ -16,6 +16,7 @@ from openrlhf.cli.inspect_response import InspectConfig
 from openrlhf.cli.metrics import MetricsConfig
 from openrlhf.cli.parser import parse_config
 from openrlhf.cli.probe_states import ProbeConfig
+from openrlhf.cli.serve_rm import ServeConfig
 from openrlhf.trainer.config import TrainRMConfig, validate
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,6 +28,7 @@ CONFIGS = {
     "grade": GradeConfig,
     "inspect_response": InspectConfig,
     "probe_states": ProbeConfig,
+    "serve_rm": ServeConfig,
 }
 LAUNCH_SCRIPTS = sorted(
     path.name

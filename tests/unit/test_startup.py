@@ -92,8 +92,9 @@ def test_bad_values_are_refused_without_a_heavy_package():
         ["openrlhf.cli.grade", "--input", "nowhere.jsonl"],
         ["openrlhf.cli.quickstart", "--seeds", "one"],
         ["openrlhf.cli.data_setup", "--output", "x.jsonl"],
+        ["openrlhf.cli.serve_rm", "--port", "5000"],
     )
-    assert [code for code, _ in result["told"]] == [1] * 11
+    assert [code for code, _ in result["told"]] == [1] * 12
     assert all("error: " in text for _, text in result["told"])
     assert result["heavy"] == []
 
