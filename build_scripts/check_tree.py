@@ -120,11 +120,11 @@ def check_layers(files: list[Path], root: Path) -> list[str]:
 
 
 def check_light_imports(files: list[Path], root: Path) -> list[str]:
-    """Modules of the package whose import brings in a heavy package, or fails; all imported in one fresh process."""
+    """Modules of the packages whose import brings in a heavy package, or fails; all imported in one fresh process."""
     modules = []
     for path in files:
         name = path.relative_to(root).as_posix()
-        if path.suffix == ".py" and name.startswith("openrlhf/"):
+        if path.suffix == ".py" and name.startswith(("openrlhf/", "decoding/")):
             module = module_name(path, root).removesuffix(".__init__")
             if module not in HEAVY_MODULES and not module.endswith("__main__"):
                 modules.append(module)

@@ -1,0 +1,1 @@
+"""Using goal states and reward models while generating: step beam search, live filtered voting, and their baselines."""
