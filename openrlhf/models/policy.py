@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerBase
+from transformers.generation import LogitsProcessorList
 
 from openrlhf.datasets.tokenize import encode_prompts
 from openrlhf.models.pretrained import load_tokenizer
+from openrlhf.models.sampling import RowSampler, SampledResponse, SamplingParams, check_temperature_and_top_p
 
 
 class Policy:
@@ -96,16 +98,15 @@ class Policy:
             ValueError: an argument outside its range, or an empty prompt.
         """
         _check_sampling(n, temperature, top_p, max_new_tokens)
-        empty = [index for index, ids in enumerate(prompt_ids) if not ids]
-        if empty:
-            raise ValueError(f"prompts {empty[:5]} have no token; a policy needs at least one to continue from")
+        _check_prompts(prompt_ids)
         rows = [index for index in range(len(prompt_ids)) for _ in range(n)]
         rows.sort(key=lambda index: len(prompt_ids[index]))  # stable: copies of one prompt stay together
+        lengths = [len(ids) for ids in prompt_ids]
         responses: list[list[list[int]]] = [[] for _ in prompt_ids]
         devices = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices):
             torch.manual_seed(seed)
-            for batch in _split_rows(rows, [len(ids) for ids in prompt_ids], max_new_tokens, batch_tokens):
+            for batch in _split_rows(rows, lengths, [max_new_tokens] * len(lengths), batch_tokens):
                 sampled = self._generate_batch(
                     [prompt_ids[index] for index in batch], temperature, top_p, max_new_tokens
                 )
@@ -114,6 +115,62 @@ class Policy:
                 if on_batch is not None:
                     on_batch(len(batch))
         return responses
+
+    @torch.inference_mode()
+    def sample(
+        self, prompt_ids: Sequence[Sequence[int]], params: Sequence[SamplingParams], batch_tokens: int = 65_536
+    ) -> list[SampledResponse]:
+        """Sample one response to each prompt, with the log-probabilities of its tokens.
+
+        Every row has settings and random numbers of its own (seed and prompt length choose them): up to rounding it
+        draws the same alone and in any batch. Only `params` decide; the model's generation config is not looked at.
+
+        Args:
+            prompt_ids: token ids of each prompt, at least one each.
+            params: of each prompt, with `max_tokens` and `seed`.
+            batch_tokens: as in `generate_ids`.
+        Raises:
+            ValueError: an empty prompt, settings without a seed or max_tokens or outside their range.
+        """
+        _check_prompts(prompt_ids)
+        params = [SamplingParams.of(one) for one in params]
+        unset = [row for row, one in enumerate(params) if one.max_tokens is None or one.seed is None]
+        if unset:
+            raise ValueError(
+                f"rows {unset[:5]} need max_tokens and a seed; openrlhf.models.sampling.spread_seeds helps"
+            )
+        lengths = [len(ids) for ids in prompt_ids]
+        rows = sorted(range(len(lengths)), key=lengths.__getitem__)
+        responses: list[SampledResponse | None] = [None] * len(prompt_ids)
+        was_training = self.model.training
+        self.model.eval()
+        try:
+            for batch in _split_rows(rows, lengths, [one.max_tokens for one in params], batch_tokens):
+                sampled = self._sample_batch([list(prompt_ids[row]) for row in batch], [params[row] for row in batch])
+                for row, response in zip(batch, sampled, strict=True):
+                    responses[row] = response
+        finally:
+            self.model.train(was_training)
+        return responses
+
+    def _sample_batch(self, prompts: list[list[int]], params: list[SamplingParams]) -> list[SampledResponse]:
+        input_ids, attention_mask = pad_left(prompts, self.tokenizer.pad_token_id)
+        sampler = RowSampler([len(ids) for ids in prompts], params, self.stop_ids, self.tokenizer.decode)
+        own_config = self.model.generation_config
+        self.model.generation_config = GenerationConfig()  # its penalties and minima would change the distribution
+        try:
+            self.model.generate(
+                input_ids=input_ids.to(self.device),
+                attention_mask=attention_mask.to(self.device),
+                max_new_tokens=max(one.max_tokens for one in params),
+                eos_token_id=self.stop_ids,
+                pad_token_id=self.tokenizer.pad_token_id,
+                do_sample=False,
+                logits_processor=LogitsProcessorList([sampler]),
+            )
+        finally:
+            self.model.generation_config = own_config
+        return sampler.responses()
 
     def _generate_batch(
         self, prompts: list[list[int]], temperature: float, top_p: float, max_new_tokens: int
@@ -145,14 +202,19 @@ def cut_after_stop(ids: list[int], stop_ids: list[int]) -> list[int]:
     return ids[: stop + 1]
 
 
-def _split_rows(rows: list[int], lengths: list[int], max_new_tokens: int, batch_tokens: int) -> list[list[int]]:
+def _split_rows(
+    rows: list[int], lengths: Sequence[int], new_tokens: Sequence[int], batch_tokens: int
+) -> list[list[int]]:
     """Cut rows, sorted by prompt length, into batches of at most `batch_tokens` tokens, padding included."""
     batches: list[list[int]] = []
-    for index in rows:  # the newest row is the longest of its batch
-        if batches and (len(batches[-1]) + 1) * (lengths[index] + max_new_tokens) <= batch_tokens:
+    longest = most_new = 0  # of the last batch
+    for index in rows:
+        longest, most_new = max(longest, lengths[index]), max(most_new, new_tokens[index])
+        if batches and (len(batches[-1]) + 1) * (longest + most_new) <= batch_tokens:
             batches[-1].append(index)
         else:
             batches.append([index])
+            longest, most_new = lengths[index], new_tokens[index]
     return batches
 
 
@@ -166,9 +228,12 @@ def _stop_ids(model, tokenizer: PreTrainedTokenizerBase) -> list[int]:
 def _check_sampling(n: int, temperature: float, top_p: float, max_new_tokens: int) -> None:
     if n < 1 or max_new_tokens < 1:
         raise ValueError(f"n and max_new_tokens must be 1 or more, got n={n} and max_new_tokens={max_new_tokens}")
-    if not 0 <= temperature < float("inf"):
-        raise ValueError(f"temperature must be 0 or a positive number, got {temperature}")
+    check_temperature_and_top_p(temperature, top_p)
     if temperature == 0 and n > 1:
         raise ValueError(f"temperature 0 gives {n} equal responses; pass n=1 or a temperature above 0")
-    if not 0 < top_p <= 1:
-        raise ValueError(f"top_p must lie in (0, 1], got {top_p}")
+
+
+def _check_prompts(prompt_ids: Sequence[Sequence[int]]) -> None:
+    empty = [index for index, ids in enumerate(prompt_ids) if not ids]
+    if empty:
+        raise ValueError(f"prompts {empty[:5]} have no token; a policy needs at least one to continue from")
