@@ -65,6 +65,14 @@ def encode_prompt(tokenizer: Any, text: str) -> list[int]:
     return encode_prompts(tokenizer, [text])[0]
 
 
+def encode_continuations(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
+    """Token ids of texts that follow other tokens and are followed by more: no BOS, no dummy leading space, no EOS.
+
+    Special tokens written in the text keep their ids.
+    """
+    return _encode_batch(_response_backend(tokenizer), texts)
+
+
 def encode_responses(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
     """Token ids of responses, as they continue a prompt: no BOS, no dummy leading space, exactly one EOS at the end.
 
@@ -72,8 +80,7 @@ def encode_responses(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
         ValueError: the tokenizer has no EOS token.
     """
     eos_id = _eos_id(tokenizer)
-    rows = _encode_batch(_response_backend(tokenizer), texts)
-    return [_strip_end(ids, eos_id) + [eos_id] for ids in rows]
+    return [_strip_end(ids, eos_id) + [eos_id] for ids in encode_continuations(tokenizer, texts)]
 
 
 def encode_response(tokenizer: Any, text: str) -> list[int]:
