@@ -92,7 +92,7 @@ def find_checkpoint(
         ValueError: no such checkpoint, no weights in it, or a template neither recorded nor given.
         RuntimeError: a hub id that cannot be fetched.
     """
-    folder = _local_folder(name)
+    folder = model_folder(name, "a reward model checkpoint", "train one with train_rm")
     fingerprint = checkpoint_fingerprint(folder)
     recorded = _recorded_settings(folder)
     chat = apply_chat_template or (input_template is None and bool(recorded.get("apply_chat_template")))
@@ -129,11 +129,20 @@ def find_checkpoints(names: Sequence[str], **rendering: Any) -> list[RewardCheck
     return checkpoints
 
 
-def _local_folder(name: str) -> Path:
+def model_folder(name: str, kind: str, hint: str) -> Path:
+    """Local folder of a model: itself, or a copy of an s3:// address or of a hub id.
+
+    Args:
+        name: folder, s3:// address or hub id.
+        kind, hint: what was expected and what to do, for the message.
+    Raises:
+        ValueError: no such folder.
+        RuntimeError: a hub id that cannot be fetched.
+    """
     if is_s3(name) or Path(name).is_dir():
         return local_copy(name)
     if name.startswith((".", "/", "~")) or name.count("/") != 1 or Path(name).parent.is_dir():
-        raise ValueError(f"expected a reward model checkpoint at {name}, found no folder; train one with train_rm")
+        raise ValueError(f"expected {kind} at {name}, found no folder; {hint}")
     from huggingface_hub import snapshot_download
 
     try:

@@ -21,6 +21,8 @@ TEMPLATES: dict[str, str] = {
     ),
     "plain": "{question}\n",
     "pocket": "{question}\n",
+    "steps": "{question}\nWork it out step by step, one step a line, and put the final answer in \\boxed{}.\n",
+    "instruction": "Instruction:\n{question}\n\nResponse:\n",
 }
 
 

@@ -17,12 +17,12 @@ from openrlhf.evaluation.figures import EvaluationFigure, Results, Scored, figur
 from openrlhf.evaluation.showcase import pack_completions
 from openrlhf.utils.atomic import atomic_write_bytes
 
-__all__ = ["save_figures", "write_completion_page", "write_report"]
+__all__ = ["REPORT_PAGE", "fill_page", "save_figures", "write_completion_page", "write_report"]
 
 MAX_ROWS = 600  # completions shown
 MAX_FIGURES = 40  # figures shown in a section
 MAX_BYTES = 16 * 2**20  # of their data in the page
-_PAGE = Path(__file__).with_name("report_page")
+REPORT_PAGE = Path(__file__).with_name("report_page")  # template, style and script
 
 # Section: (id, heading, table, kind of its figures, caption of the figures).
 _SECTIONS: tuple[tuple[str, str, Callable[[Results], str], str, str], ...] = (
@@ -207,13 +207,10 @@ def _figures(figures: Sequence[EvaluationFigure], caption: str) -> str:
 def _write_page(
     path: str | Path, title: str, facts: str, sections: Sequence[tuple[str, str, str]], packed: Mapping[str, Any]
 ) -> Path:
-    style, script = (_PAGE.joinpath(name).read_text(encoding="utf-8") for name in ("style.css", "script.js"))
     contents = [(anchor, heading) for anchor, heading, _ in sections]
     contents.append(("completions", "Single completions"))
     parts = {
         "title": escape(title),
-        "script_hash": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        "style": style,
         "facts": facts,
         "contents": "".join(f'<li><a href="#{anchor}">{escape(heading)}</a></li>' for anchor, heading in contents),
         "sections": "\n".join(
@@ -222,10 +219,33 @@ def _write_page(
             for anchor, heading, content in sections
         ),
         "single": "single" if not sections else "",
+    }
+    return fill_page(path, REPORT_PAGE, [REPORT_PAGE / "style.css"], parts, packed)
+
+
+def fill_page(
+    path: str | Path, folder: Path, styles: Sequence[Path], parts: Mapping[str, str], packed: Mapping[str, Any]
+) -> Path:
+    """Write one HTML file from a template; the file loads nothing.
+
+    Args:
+        path: HTML file; its folder is made when absent.
+        folder: holds page.html, in which `{{name}}` stands for a part, and script.js.
+        styles: CSS files, one after another.
+        parts: HTML by name; `style`, `script`, `script_hash` and `data` are added.
+        packed: what the script reads, plain JSON values.
+    Returns:
+        The path.
+    """
+    script = (folder / "script.js").read_text(encoding="utf-8")
+    parts = {
+        **parts,
+        "script_hash": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        "style": "\n".join(style.read_text(encoding="utf-8") for style in styles),
         "data": _json_for_html(packed),
         "script": script,
     }
-    page = _PAGE.joinpath("page.html").read_text(encoding="utf-8")
+    page = (folder / "page.html").read_text(encoding="utf-8")
     page = re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], page)  # one pass: texts put in are not read again
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)

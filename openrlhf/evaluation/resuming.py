@@ -24,13 +24,17 @@ def scoring_settings(
     }
 
 
-def open_scores(path: Path, settings: dict[str, Any]) -> bool:
+def open_scores(path: Path, settings: dict[str, Any], *, made: str = "scored", folder_flag: str = "--save_dir") -> bool:
     """Make a file of scores ready to be appended to; `<stem>.settings.json` beside it holds the settings.
 
+    Args:
+        settings: plain JSON values.
+        made, folder_flag: for the message: what was done to the rows, and the flag that names their folder.
     Returns:
         Whether it holds rows of an earlier call; a last line that was cut off is removed.
     Raises:
-        ValueError: the rows there were scored with other settings, or the settings cannot be read.
+        ValueError: the rows there were scored with other settings (names those that differ), or the settings cannot be
+            read.
     """
     settings_path = path.with_name(path.stem + ".settings.json")
     if not path.is_file() or path.stat().st_size == 0:
@@ -44,9 +48,10 @@ def open_scores(path: Path, settings: dict[str, Any]) -> bool:
         raise ValueError(f"{settings_path}: not valid JSON ({error}); remove it and {path} to score anew") from error
     if earlier != settings:
         changed = [name for name in settings | earlier if earlier.get(name) != settings.get(name)]
+        told = "; ".join(f"{name} {earlier.get(name)!r} against {settings.get(name)!r}" for name in changed)
         raise ValueError(
-            f"{path} was scored with other settings ({', '.join(changed)} differ: {earlier} against {settings}); "
-            "remove it or choose another --save_dir"
+            f"{path} was {made} with other settings ({', '.join(changed)} differ: {told}); "
+            f"remove it or choose another {folder_flag}"
         )
     cut_partial_line(path)
     return True

@@ -137,8 +137,10 @@ def score_encoded(
 class ScoringBar(tqdm):
     """Progress over completions with tokens per second; a token counts once for every completion it is part of."""
 
-    def __init__(self, total: int, initial: int = 0, disable: bool = False, desc: str = "scoring"):
-        super().__init__(total=total, initial=initial, desc=desc, unit="completion", disable=disable)
+    def __init__(
+        self, total: int, initial: int = 0, disable: bool = False, desc: str = "scoring", unit: str = "completion"
+    ):
+        super().__init__(total=total, initial=initial, desc=desc, unit=unit, disable=disable)
         self.tokens = 0
 
     def add(self, completions: int, tokens: int) -> None:

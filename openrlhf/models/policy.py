@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedToken
 from transformers.generation import LogitsProcessorList
 
 from openrlhf.datasets.tokenize import encode_prompts
-from openrlhf.models.pretrained import load_tokenizer
+from openrlhf.models.pretrained import load_tokenizer, quiet_loading
 from openrlhf.models.sampling import RowSampler, SampledResponse, SamplingParams, check_temperature_and_top_p
 
 
@@ -35,10 +35,23 @@ class Policy:
 
     @classmethod
     def from_pretrained(
-        cls, path: str | Path, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32
+        cls,
+        path: str | Path,
+        device: str | torch.device = "cpu",
+        dtype: torch.dtype = torch.float32,
+        attn_implementation: str | None = None,
     ) -> Policy:
-        """Load model and tokenizer from a Hugging Face folder or hub id."""
-        model = AutoModelForCausalLM.from_pretrained(str(path), dtype=dtype)
+        """Load model and tokenizer from a Hugging Face folder or hub id.
+
+        Raises:
+            ValueError: weights are missing, such as the output layer of a checkpoint that is no language model.
+        """
+        with quiet_loading():
+            model, info = AutoModelForCausalLM.from_pretrained(
+                str(path), dtype=dtype, attn_implementation=attn_implementation, output_loading_info=True
+            )
+        if info["missing_keys"]:
+            raise ValueError(f"{path}: no language model, weights are missing: {sorted(info['missing_keys'])[:5]}")
         return cls(model.to(device), load_tokenizer(path))
 
     @property

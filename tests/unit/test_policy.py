@@ -10,7 +10,8 @@ from torch import nn
 from transformers import GenerationConfig
 
 from openrlhf.models.policy import Policy, cut_after_stop, pad_left
-from tests.tiny import save_tiny_causal_lm, tiny_tokenizer
+from openrlhf.models.pretrained import save_reward_model
+from tests.tiny import save_tiny_causal_lm, tiny_reward_model, tiny_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -150,3 +151,16 @@ def test_pad_equal_to_eos_is_refused(policy: Policy) -> None:
     tokenizer.pad_token = tokenizer.eos_token
     with pytest.raises(ValueError, match="pad token other than EOS"):
         Policy(policy.model, tokenizer)
+
+
+def test_a_checkpoint_without_output_layer_is_refused(tmp_path: Path) -> None:
+    """A reward model has no output layer: transformers would draw a random one."""
+    save_reward_model(tmp_path, tiny_reward_model(), tiny_tokenizer())
+    with pytest.raises(ValueError, match=r"no language model, weights are missing: \['lm_head.weight'\]"):
+        Policy.from_pretrained(tmp_path)
+
+
+def test_the_attention_asked_for_is_used(folder: Path, policy: Policy) -> None:
+    eager = Policy.from_pretrained(folder, attn_implementation="eager")
+    assert eager.model.config._attn_implementation == "eager"
+    assert eager.generate(PROMPTS, temperature=0) == policy.generate(PROMPTS, temperature=0)
