@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from decoding.config import DecodingConfig
 from openrlhf.cli import train_rm
 from openrlhf.cli.eval_rm import EvalRMConfig
 from openrlhf.cli.get_representation import RepresentationConfig
@@ -29,10 +30,12 @@ CONFIGS = {
     "inspect_response": InspectConfig,
     "probe_states": ProbeConfig,
     "serve_rm": ServeConfig,
+    "generate": DecodingConfig,
 }
 LAUNCH_SCRIPTS = sorted(
-    path.name
-    for path in (ROOT / "run_scripts").glob("*.sh")
+    path.relative_to(ROOT).as_posix()
+    for folder in ("run_scripts", "decoding")
+    for path in (ROOT / folder).glob("*.sh")
     if "launch.sh" in path.read_text() and path.name != "launch.sh"
 )
 
@@ -45,7 +48,7 @@ def readme_commands() -> list[str]:
 
 
 def program_of(line: str) -> str | None:
-    found = re.search(r"(?:examples/|openrlhf\.cli\.)(\w+)", line)
+    found = re.search(r"(?:examples/|decoding/|openrlhf\.cli\.)(\w+)", line)
     return found.group(1) if found and found.group(1) in CONFIGS else None
 
 
@@ -66,7 +69,7 @@ def test_readme_commands_parse(line):
     assert isinstance(config, CONFIGS[program_of(line)])
     if isinstance(config, TrainRMConfig):
         validate(config)
-    elif isinstance(config, EvalRMConfig):
+    elif isinstance(config, EvalRMConfig | DecodingConfig):
         config.validate()
 
 
@@ -88,19 +91,23 @@ def test_readme_training_commands_pass_a_dry_run_on_pocket(line, tmp_path_factor
 @pytest.mark.parametrize("first", [[], ["slurm"]])
 def test_run_scripts_print_a_command_that_parses(name, first):
     environment = {**os.environ, "LAUNCH": "printf %s\\n"}
-    script = ["bash", str(ROOT / "run_scripts" / name), *first, "--seed", "7"]
+    script = ["bash", str(ROOT / name), *first, "--seed", "7"]
     printed = subprocess.run(script, env=environment, capture_output=True, text=True, check=True, cwd="/").stdout
     program, *words = printed.split("\n")[:-1]
     config = parse_config(CONFIGS[Path(program).stem], words)
     assert config.seed == 7
     if isinstance(config, TrainRMConfig):
         validate(config)
+    elif isinstance(config, DecodingConfig):
+        config.validate()
 
 
 def test_no_line_ends_in_a_backslash_and_a_blank():
     texts = [
         *ROOT.glob("*.md"),
         *ROOT.glob("docs/*.md"),
+        *ROOT.glob("decoding/*.md"),
+        *ROOT.glob("decoding/*.sh"),
         *ROOT.glob("run_scripts/*.sh"),
         *ROOT.glob("build_scripts/*.sh"),
     ]
@@ -112,7 +119,7 @@ def test_no_line_ends_in_a_backslash_and_a_blank():
 def test_the_file_tree_of_the_readme_names_every_file():
     tree = re.search(r"```text\n(openrlhf/\n.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL).group(1)
     named = {line.split()[0] for line in tree.split("\n") if line.strip()}
-    folders = ("openrlhf", "examples", "run_scripts", "build_scripts", "benchmarks", "docs", "tests")
+    folders = ("openrlhf", "decoding", "examples", "run_scripts", "build_scripts", "benchmarks", "docs", "tests")
     files = [path for folder in folders for end in ("py", "sh", "md") for path in (ROOT / folder).rglob(f"*.{end}")]
     missing = [str(path.relative_to(ROOT)) for path in files if path.name not in named and path.name != "__init__.py"]
     assert not missing

@@ -21,7 +21,13 @@ from openrlhf.trainer.config import flag
 from tests.tiny import save_tiny_causal_lm, tiny_reward_model, tiny_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMANDS = sorted(path.stem for path in (ROOT / "openrlhf" / "cli").glob("*.py") if "def main(" in path.read_text())
+# Module of every command.
+COMMANDS = sorted(
+    ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    for folder in ("openrlhf/cli", "decoding")
+    for path in (ROOT / folder).glob("*.py")
+    if "def main(" in path.read_text()
+)
 HEAVY = ("torch", "transformers", "datasets", "pandas", "deepspeed", "accelerate", "matplotlib", "scipy", "sklearn")
 # Runs programs in turn, as `python FILE` or `python -m MODULE` would; tells which of the packages named came in.
 RUN = """
@@ -58,20 +64,21 @@ def run_programs(*lines: list[str]) -> dict:
 
 def config_class(command: str) -> type:
     """The configuration dataclass of a command: the one that its main parses."""
-    module = importlib.import_module(f"openrlhf.cli.{command}")
+    module = importlib.import_module(command)
     source = Path(module.__file__).read_text()
     return getattr(module, source.split("parse_config(")[1].split(",")[0])
 
 
 def test_all_commands_are_found():
-    assert len(COMMANDS) >= 11 and {"train_rm", "eval_rm", "quickstart", "build_pocket"} <= set(COMMANDS)
+    named = {"train_rm", "eval_rm", "quickstart", "build_pocket"}
+    assert len(COMMANDS) >= 12 and {f"openrlhf.cli.{name}" for name in named} | {"decoding.generate"} <= set(COMMANDS)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_and_bad_flags_import_no_heavy_package(command):
-    name = f"openrlhf.cli.{command}"
-    example = ROOT / "examples" / f"{command}.py"
-    lines = [[name, "--help"], [name, "--no_such_flag"]] + ([[str(example), "--help"]] if example.exists() else [])
+    folder, name = command.rsplit(".", 1)
+    file = ROOT / ("examples" if folder == "openrlhf.cli" else folder) / f"{name}.py"
+    lines = [[command, "--help"], [command, "--no_such_flag"]] + ([[str(file), "--help"]] if file.exists() else [])
     result = run_programs(*lines)
     assert result["heavy"] == []
     assert [code for code, _ in result["told"]] == [0, 2, 0][: len(lines)]
@@ -93,8 +100,9 @@ def test_bad_values_are_refused_without_a_heavy_package():
         ["openrlhf.cli.quickstart", "--seeds", "one"],
         ["openrlhf.cli.data_setup", "--output", "x.jsonl"],
         ["openrlhf.cli.serve_rm", "--port", "5000"],
+        ["decoding.generate", "--methods", "beam"],
     )
-    assert [code for code, _ in result["told"]] == [1] * 12
+    assert [code for code, _ in result["told"]] == [1] * 13
     assert all("error: " in text for _, text in result["told"])
     assert result["heavy"] == []
 
