@@ -226,7 +226,7 @@ def with_scores(response: Decoded, scores: TokenScores) -> Decoded:
     """A response with the scores of all its tokens, as eval_rm writes them; of several goals a list a token."""
     values = shortest_decimals(scores.values).tolist()
     goals = scores.similarities.shape[1]
-    cosines = shortest_decimals(scores.similarities.reshape(-1)).reshape(-1, goals)
+    cosines = shortest_decimals(scores.similarities.reshape(-1)).reshape(len(values), goals)
     cosines = cosines[:, 0] if goals == 1 else cosines
     return replace(response, reward=values[-1], partial_rewards=values, cosine_sim=cosines.tolist() if goals else None)
 
