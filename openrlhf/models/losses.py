@@ -19,7 +19,7 @@ class LossOutput:
     """A differentiable scalar and what a person wants to see of it."""
 
     loss: Tensor  # () float
-    metrics: dict[str, Tensor] = field(default_factory=dict)  # name -> () float, detached, sums over pairs
+    metrics: dict[str, Tensor] = field(default_factory=dict)  # name -> () float, detached, sums over pairs or tokens
 
 
 def _reward_gap(chosen: Tensor, rejected: Tensor, margin: Tensor | None) -> Tensor:
