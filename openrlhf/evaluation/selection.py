@@ -13,7 +13,7 @@ from itertools import combinations
 
 import numpy as np
 
-from openrlhf.evaluation.ballots import Ballot, TieRule, check_tie_rule, count_votes
+from openrlhf.evaluation.ballots import Ballot, TieRule, Winners, check_tie_rule, count_votes
 
 GOAL_FIGURES = ("best of n, goal similarity", "weighted vote, goal similarity")
 FIGURES = (
@@ -65,7 +65,7 @@ def selection_accuracies(
         count = len(ballot.groups)
         # One order a draw, of which every n takes the first n: neighbouring sizes share their luck.
         orders = generator.permuted(np.tile(np.arange(count), (subsets, 1)), axis=1) if count > 2 else None
-        scores = {name: _scores(ballot, name) for name in names}
+        scores = {name: figure_scores(ballot, name) for name in names}
         for column, size in enumerate(sizes):
             n = min(size, count)
             if column and n == min(sizes[column - 1], count):
@@ -79,12 +79,17 @@ def selection_accuracies(
 
 
 def vote_by_count(
-    ballots: Sequence[Ballot], tie_rule: TieRule = "score", seed: int = 0, subsets: int = VOTE_SUBSETS
+    ballots: Sequence[Ballot],
+    tie_rule: TieRule = "score",
+    seed: int = 0,
+    subsets: int = VOTE_SUBSETS,
+    name: str = "majority vote",
 ) -> list[np.ndarray]:
     """For every question (K,) float64: expected accuracy of the majority vote of n of its K completions, n = 1 to K.
 
     Args:
         tie_rule, seed, subsets: as for `selection_accuracies`.
+        name: another one of `FIGURES` in place of the majority vote.
     """
     check_tie_rule(tie_rule)
     generator = np.random.default_rng(seed)
@@ -92,10 +97,9 @@ def vote_by_count(
     for ballot in ballots:
         count = len(ballot.groups)
         orders = generator.permuted(np.tile(np.arange(count), (subsets, 1)), axis=1) if count > 2 else None
+        scores = figure_scores(ballot, name)
         voters = (_subsets(count, n, orders, subsets) for n in range(1, count + 1))
-        accuracies.append(
-            np.array([_accuracy(ballot, "majority vote", None, n, v, tie_rule) for n, v in enumerate(voters, 1)])
-        )
+        accuracies.append(np.array([_accuracy(ballot, name, scores, n, v, tie_rule) for n, v in enumerate(voters, 1)]))
     return accuracies
 
 
@@ -150,8 +154,8 @@ def _none_of(completions: int, n: int) -> np.ndarray:
     return np.array([math.comb(completions - m, n) / total for m in range(completions + 1)])
 
 
-def _scores(ballot: Ballot, name: str) -> np.ndarray | None:
-    """(K,) what the figure ranks or weighs completions by; None where it needs no score."""
+def figure_scores(ballot: Ballot, name: str) -> np.ndarray | None:
+    """(K,) what the figure ranks or weighs completions by; None where it needs no score; raises where one lacks it."""
     if "reward" in name:
         values = ballot.rewards
     elif "goal similarity" in name:
@@ -190,11 +194,24 @@ def _accuracy(
         return any_correct(int(ballot.labels.sum()), len(ballot.labels), size)
     if name.startswith("best of n"):
         return best_of_n(ballot.labels, scores, size)
+    winner = vote_winners(ballot, name, scores, voters, tie_rule).winner
+    return float(np.append(ballot.correct, False)[winner].mean())  # nobody votes: -1, the appended False
+
+
+def vote_winners(
+    ballot: Ballot, name: str, scores: np.ndarray | None, voters: np.ndarray, tie_rule: TieRule = "score"
+) -> Winners:
+    """Winners of S votes of the kind `name`, each among its own voters.
+
+    Args:
+        name: a vote of `FIGURES`; a weighted one decides ties by its own score.
+        scores: (K,) weights of `figure_scores`, None for the majority vote.
+        voters: (S, K) bool.
+    """
     known = ballot.correct if tie_rule == "original" else None
     tie_scores = ballot.tie_scores
     if "reward" in name:
         tie_scores = ballot.rewards
     elif "goal similarity" in name:
         tie_scores = ballot.similarities
-    outcome = count_votes(ballot.groups, len(ballot.correct), voters, tie_scores, scores, known)
-    return float(np.append(ballot.correct, False)[outcome.winner].mean())  # nobody votes: -1, the appended False
+    return count_votes(ballot.groups, len(ballot.correct), voters, tie_scores, scores, known)

@@ -73,7 +73,7 @@ def _effort_table(variants: Mapping[str, Any]) -> list[str]:
         + [f"{one['seconds'][part]:.0f}" for part in ("training", "scoring")]
         for name, one in variants.items()
     ]
-    return _table(["variant", "seeds", "examples", "steps", "training (s)", "scoring (s)"], rows)
+    return markdown_table(["variant", "seeds", "examples", "steps", "training (s)", "scoring (s)"], rows)
 
 
 def _score_table(score: str, measures: Mapping[str, Any]) -> list[str]:
@@ -84,7 +84,7 @@ def _score_table(score: str, measures: Mapping[str, Any]) -> list[str]:
         for variant, one in measures[f"{score}@100"].items()
     ]
     prefixes = [f"{percent}%" for percent in PREFIX_PERCENTS[:-1]]
-    return _table(["variant", "seeds", WORDS[score], "sd", "minus baseline", *prefixes], rows)
+    return markdown_table(["variant", "seeds", WORDS[score], "sd", "minus baseline", *prefixes], rows)
 
 
 def _difference_table(measures: Mapping[str, Any]) -> list[str]:
@@ -97,7 +97,7 @@ def _difference_table(measures: Mapping[str, Any]) -> list[str]:
             cells = [_difference(measures[f"{score}@{percent}"][variant][key]) for percent in PREFIX_PERCENTS]
             if any(cells):
                 rows.append([variant, words, *cells])
-    return _table(["variant", "minus baseline", *(f"{percent}%" for percent in PREFIX_PERCENTS)], rows)
+    return markdown_table(["variant", "minus baseline", *(f"{percent}%" for percent in PREFIX_PERCENTS)], rows)
 
 
 def _step_table(measures: Mapping[str, Any]) -> list[str]:
@@ -113,7 +113,7 @@ def _step_table(measures: Mapping[str, Any]) -> list[str]:
         for rule, variants in measures.items()
         for variant, one in variants.items()
     ]
-    return _table(["rule", "variant", "seeds", "accuracy", "sd", "minus baseline"], rows)
+    return markdown_table(["rule", "variant", "seeds", "accuracy", "sd", "minus baseline"], rows)
 
 
 def _vote_table(votes: Mapping[str, Any]) -> list[str]:
@@ -131,10 +131,11 @@ def _vote_table(votes: Mapping[str, Any]) -> list[str]:
     heads = ["variant", "majority vote", "best of n, reward", "best of n, goal similarity"]
     for words in ("goal", "reward"):
         heads += [f"filtered by {words}", "tokens saved"]
-    return _table(heads, rows)
+    return markdown_table(heads, rows)
 
 
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+def markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a Markdown table."""
     return [f"| {' | '.join(cells)} |" for cells in (heads, ["---"] * len(heads), *rows)]
 
 

@@ -76,13 +76,7 @@ def equal_accuracy(
     seed: int = 0,
 ) -> EqualAccuracy:
     """`threshold_at_equal_accuracy` of ballots that have goal similarities; draws hold every test question."""
-    thresholds = [None, *candidate_thresholds(validation, candidates, warmup_tokens)]
-    outcomes = filter_outcomes(validation, thresholds, warmup_tokens, tie_rule)
-    best = outcomes.report(0)
-    for t in range(1, len(thresholds)):
-        report = outcomes.report(t)
-        if report.accuracy >= report.unfiltered_accuracy and report.tokens_saved > best.tokens_saved:
-            best = report
+    best = choose_threshold(validation, warmup_tokens, tie_rule, candidates)
     chosen = filter_outcomes(test, [best.threshold], warmup_tokens, tie_rule)
     columns = draws.columns([ballot.question for ballot in test])
     after, before = chosen.right[:, 0], chosen.unfiltered_right
@@ -103,6 +97,25 @@ def equal_accuracy(
         fewer_samples=float(fewer.mean()),
         gain_over_fewer=gain,
     )
+
+
+def choose_threshold(
+    validation: Sequence[Ballot], warmup_tokens: int = 0, tie_rule: TieRule = "score", candidates: int = 100
+) -> VoteReport:
+    """The filtered vote with the largest token saving whose accuracy is not below the unfiltered one, or no filter.
+
+    Args:
+        validation: questions whose completions all have goal similarities.
+        candidates: quantiles of the completions' lowest similarity that are tried.
+    """
+    thresholds = [None, *candidate_thresholds(validation, candidates, warmup_tokens)]
+    outcomes = filter_outcomes(validation, thresholds, warmup_tokens, tie_rule)
+    best = outcomes.report(0)
+    for t in range(1, len(thresholds)):
+        report = outcomes.report(t)
+        if report.accuracy >= report.unfiltered_accuracy and report.tokens_saved > best.tokens_saved:
+            best = report
+    return best
 
 
 def check_disjoint(validation: Sequence[str], test: Sequence[str]) -> None:
