@@ -231,7 +231,7 @@ def format_table(figures: dict[str, Any]) -> str:
         return f"{value:{form}} [{low:{form}}, {high:{form}}]"
 
     lines = [
-        "| direction | equations beyond the problem's | minus control | short solutions | accuracy | tokens a question |",
+        "| direction | extra equations | minus control | short solutions | accuracy | tokens a question |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for direction, one in figures["directions"].items():
