@@ -163,7 +163,7 @@ class PolicySession:
                 ids = self.ids[row]
                 ids.append(token)
                 logprobs[row].append(log)
-                pass
+                self._pending[row] = token
                 self.ended[row] = ended = self._end_of(ids, self._limits[row])
                 if ended:
                     continue
@@ -206,7 +206,7 @@ def choose_tokens(logits: Tensor, uniforms: Tensor, temperature: float, top_p: f
 
     Args:
         logits: (B, V) float.
-        uniforms: (B,) float64 in [0, 1).
+        uniforms: (B,) float64 in [0, 1 - 2**-53].
         temperature: above 0; divides the logits.
         top_p: draw from the fewest most likely tokens that together have at least this probability.
     Returns:
@@ -218,7 +218,5 @@ def choose_tokens(logits: Tensor, uniforms: Tensor, temperature: float, top_p: f
         unneeded = falling.cumsum(dim=-1) - falling >= top_p
         probabilities = probabilities.scatter(1, order, falling.masked_fill(unneeded, 0))
     reached = probabilities.cumsum(dim=-1)
-    total = reached[:, -1:]
-    # Strictly less than the total, even where the product is rounded: so there is a first token that passes it.
-    wanted = torch.minimum(uniforms[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
-    return torch.searchsorted(reached, wanted, right=True)[:, 0]
+    # The product is less than the total, however it is rounded: so there is a first token that passes it.
+    return torch.searchsorted(reached, uniforms[:, None] * reached[:, -1:], right=True)[:, 0]

@@ -67,6 +67,7 @@ def whole(model: torch.nn.Module, ids: list[int]) -> torch.Tensor:
 @pytest.mark.parametrize("name", [*FAMILIES, *OTHERS])
 def test_any_sequence_of_changes_gives_the_states_of_whole_rows(name, monkeypatch):
     monkeypatch.setattr(key_values, "PASS_TOKENS", {False: 24})  # rows are added in several passes
+    monkeypatch.setattr(key_values, "LEAST_ROOM", 1)  # buffers are made anew often
     model, rng = network(name), random.Random(0)
 
     def draw(count):
@@ -115,6 +116,17 @@ def test_idle_rows_leave_the_passes_and_come_back():
     assert seen == [(1, 1)] * 9 + [(4, 1)]
     for found, row in zip(states, rows, strict=True):
         torch.testing.assert_close(found[0], whole(model, row)[-1], atol=1e-5, rtol=1e-5)
+
+
+def test_rows_near_the_end_of_a_table_of_positions_take_part_beside_longer_ones():
+    model, rng = network("gpt2"), random.Random(0)  # 128 positions
+    rows = [[rng.randrange(3, 320) for _ in range(length)] for length in (127, 100)]
+    cache = KeyValues(model)
+    cache.add(rows)
+    new = [[5], [6] * 20]
+    for found, row, more in zip(cache.append(new), rows, new, strict=True):
+        wanted = whole(model, row + more)[-len(more) :]
+        torch.testing.assert_close(found[: len(more)], wanted, atol=1e-5, rtol=1e-5)
 
 
 def test_a_growing_row_is_copied_a_logarithmic_number_of_times(monkeypatch):

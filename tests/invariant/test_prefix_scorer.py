@@ -131,6 +131,8 @@ def test_other_tokens_than_the_policys_give_what_the_whole_text_gives():
             values, similarities = alone(model, prompts[i], response)
             np.testing.assert_allclose(held[i].values, values, atol=1e-5)
             np.testing.assert_allclose(held[i].similarities, similarities, atol=1e-5)
+            np.testing.assert_array_equal(scorer.scores(i).values, held[i].values)
+            np.testing.assert_array_equal(scorer.scores(i).similarities, held[i].similarities)
             changed += new.start < before[i]
             count += len(new.values)
             whole += len(response)

@@ -98,6 +98,7 @@ def test_a_stream_depends_on_its_key_and_the_place_only():
     forwards = [Stream(1, "q", 2).uniform(place) for place in range(200)]
     one = Stream(1, "q", 2)
     assert [one.uniform(place) for place in reversed(range(200))] == forwards[::-1]
+    assert len(set(forwards)) == 200
     keys = [(1, "q", 2), ("1", "q", 2), (1, "q", "2"), (1, "q"), (2, "q", 1), (1, "q,2")]
     assert len({Stream(*key).uniform(0) for key in keys}) == len(keys)
     program = "import json\nfrom decoding.streams import Stream\ns = Stream(1, 'q', 2)\n"
