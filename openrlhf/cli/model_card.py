@@ -6,7 +6,7 @@ import dataclasses
 import shlex
 from typing import Any
 
-from openrlhf.trainer.config import TrainConfig, TrainRMConfig, TrainSFTConfig
+from openrlhf.trainer.config import TrainConfig, TrainRMConfig
 from openrlhf.utils.manifest import hide_secrets
 
 FIGURES = (
@@ -82,8 +82,9 @@ def reward_model_card(
     return "\n".join(lines) + "\n"
 
 
-def policy_card(config: TrainSFTConfig) -> str:
-    """Markdown text of the card of a language model that train_sft saved."""
+def policy_card(config: TrainConfig, command: str = "train_sft") -> str:
+    """Markdown text of the card of a language model that train_sft or train_ppo saved."""
+    how = "on the answers of" if command == "train_sft" else "by reinforcement learning on the prompts of"
     return "\n".join(
         [
             "---",
@@ -93,10 +94,10 @@ def policy_card(config: TrainSFTConfig) -> str:
             "",
             "# Language model",
             "",
-            f"Fine-tuned from `{config.pretrain}` on the answers of `{config.dataset}`.",
+            f"Fine-tuned from `{config.pretrain}` {how} `{config.dataset}`.",
             "",
             "```",
-            command_of("train_sft", config),
+            command_of(command, config),
             "```",
             "",
             "Full settings, versions and data fingerprints: `manifest.json`; losses: `metrics.jsonl`.",

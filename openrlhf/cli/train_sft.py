@@ -29,7 +29,7 @@ from openrlhf.cli.model_card import policy_card
 from openrlhf.cli.parser import parse_config
 from openrlhf.cli.run_folder import check_outputs, check_room, publish_model
 from openrlhf.cli.splits import load_splits, refuse_training_rows
-from openrlhf.trainer.config import TrainSFTConfig, validate
+from openrlhf.trainer.config import TrainConfig, TrainSFTConfig, validate
 from openrlhf.utils.manifest import write_manifest
 from openrlhf.utils.run_log import seed_everything
 
@@ -76,7 +76,7 @@ def load_data(config: TrainSFTConfig, tokenizer) -> tuple[SFTData, SFTData | Non
     return train, held_out
 
 
-def load_policy(config: TrainSFTConfig, engine: Engine, tokenizer):
+def load_policy(config: TrainConfig, engine: Engine, tokenizer):
     """The language model to train, without dropout."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -103,7 +103,9 @@ def load_policy(config: TrainSFTConfig, engine: Engine, tokenizer):
     return model
 
 
-def write_policy(config: TrainSFTConfig, engine: Engine, model, tokenizer, folder: Path) -> None:
+def write_policy(
+    config: TrainConfig, engine: Engine, model, tokenizer, folder: Path, command: str = "train_sft"
+) -> None:
     """Fill ``folder`` with an ordinary language-model checkpoint. Collective."""
     import torch
 
@@ -118,7 +120,7 @@ def write_policy(config: TrainSFTConfig, engine: Engine, model, tokenizer, folde
         model.save_pretrained(folder, state_dict={name: value.to(dtype) for name, value in state.items()})
     tokenizer.save_pretrained(folder)
     finish_export(folder, dtype)
-    (folder / "README.md").write_text(policy_card(config), encoding="utf-8")
+    (folder / "README.md").write_text(policy_card(config, command), encoding="utf-8")
 
 
 def run(config: TrainSFTConfig) -> dict[str, float]:

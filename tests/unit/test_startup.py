@@ -90,6 +90,7 @@ def test_bad_values_are_refused_without_a_heavy_package():
     result = run_programs(
         ["openrlhf.cli.train_rm", *train, "--loss", "hinge"],
         ["openrlhf.cli.train_sft", *train, "--lora_rank", "4"],
+        ["openrlhf.cli.train_ppo", *train, "--advantage_estimator", "rlo"],
         ["openrlhf.cli.eval_rm", "--reward_model_path", "m"],
         ["openrlhf.cli.get_representation", "--dataset", "d"],
         ["openrlhf.cli.inspect_response", "--prompt", "p"],
@@ -102,7 +103,7 @@ def test_bad_values_are_refused_without_a_heavy_package():
         ["openrlhf.cli.serve_rm", "--port", "5000"],
         ["decoding.generate", "--methods", "beam"],
     )
-    assert [code for code, _ in result["told"]] == [1] * 13
+    assert [code for code, _ in result["told"]] == [1] * 14
     assert all("error: " in text for _, text in result["told"])
     assert result["heavy"] == []
 

@@ -1,0 +1,291 @@
+"""Reinforcement learning with any reward: ``python -m openrlhf.cli.train_ppo`` or ``python examples/train_ppo.py``."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from openrlhf.cli.common import (
+    POCKET,
+    check_positions,
+    loop_settings,
+    open_log,
+    optimizer_settings,
+    print_resolved,
+    resolve_pocket_model,
+    run_command,
+    training_tokenizer,
+)
+from openrlhf.cli.parser import parse_config
+from openrlhf.cli.run_folder import check_outputs, check_replaceable, check_room, publish_model
+from openrlhf.cli.splits import load_splits, refuse_training_rows
+from openrlhf.trainer.ppo_config import RULE, PPOConfig, prompt_limit, settings_of, source_specs, validate_ppo
+from openrlhf.utils.manifest import write_manifest
+from openrlhf.utils.run_log import seed_everything
+
+if TYPE_CHECKING:  # torch and transformers take seconds to import: flags are read without them
+    from openrlhf.datasets.prompts import PromptData
+    from openrlhf.models.reward_model import RewardModel
+    from openrlhf.rewards.source import RewardSource
+    from openrlhf.trainer.ppo_trainer import PPOTrainer
+
+logger = logging.getLogger(__name__)
+
+POCKET_PROMPTS, POCKET_HELD_OUT = 4000, 500  # problems of the embedded task, when --max_samples says nothing else
+
+
+def load_prompts(config: PPOConfig, tokenizer: Any) -> tuple[PromptData, PromptData | None]:
+    """Training and held-out prompts; of pocket, questions of disjoint splits."""
+    from openrlhf.datasets.prompts import PromptOptions, prepare_prompts
+
+    is_pocket = config.dataset == POCKET
+    if is_pocket:
+        from dataclasses import asdict
+
+        import datasets
+
+        from openrlhf.datasets.pocket import generate_problems
+
+        counts = {"train": config.max_samples or POCKET_PROMPTS, "validation": POCKET_HELD_OUT}
+        train, held_out = (
+            datasets.Dataset.from_list([asdict(p) for p in generate_problems(split, count, seed=config.seed)])
+            for split, count in counts.items()
+        )
+    else:
+        train, held_out = load_splits(config, config.input_key)
+    options = PromptOptions(
+        input_key=config.input_key,
+        label_key=config.label_key or ("answer" if is_pocket else None),
+        input_template=config.input_template or (POCKET if is_pocket and not config.apply_chat_template else None),
+        apply_chat_template=config.apply_chat_template,
+        max_len=prompt_limit(config),
+    )
+    prompts = prepare_prompts(train, tokenizer, options)
+    if held_out is None or not len(held_out):
+        return prompts, None
+    evaluation = prepare_prompts(held_out, tokenizer, options)
+    refuse_training_rows(config, prompts.fingerprint, evaluation.fingerprint)
+    return prompts, evaluation
+
+
+def load_source(config: PPOConfig, spec: str, has_labels: bool) -> RewardSource:
+    """One reward source, checked: a function is found, a server answers, a reward model is loaded."""
+    from openrlhf.cli.reward_checkpoint import find_checkpoint
+    from openrlhf.evaluation.sampling import grade_pocket, grade_text
+    from openrlhf.rewards.rule import RuleReward
+    from openrlhf.rewards.source import parse_reward_source
+
+    if spec == RULE:
+        if not has_labels:
+            raise ValueError(
+                "the rule reward compares answers with labels: name their column by --label_key, or give another "
+                "reward (--remote_rm_url, --reward_pretrain, --agent_func_path)"
+            )
+        return RuleReward(grade_pocket if config.dataset == POCKET else grade_text)
+    of_model = spec in [part.strip() for part in (config.reward_pretrain or "").split(",")]
+    settings = {
+        "goal_state_path": config.goal_state_path,
+        "goal_shaping_coef": config.goal_shaping_coef,
+        "gamma": config.gamma,
+        "normalize_reward": config.normalize_reward,
+        "bf16": config.use_bf16,
+    }
+    return parse_reward_source(
+        spec,
+        find_checkpoint=partial(find_checkpoint, input_template=config.reward_template),
+        timeout_s=config.remote_rm_timeout,
+        **(settings if of_model else {}),
+    )
+
+
+def load_reward(config: PPOConfig, has_labels: bool) -> Any:
+    """The reward source, a weighted sum of several, or the executor of an agent."""
+    if config.agent_func_path:
+        from openrlhf.rewards.agent_file import load_agent
+
+        return load_agent(config.agent_func_path)
+    from openrlhf.rewards.source import WeightedSum
+
+    sources = [load_source(config, spec, has_labels) for spec in source_specs(config)]
+    if len(sources) == 1 and config.reward_weights is None and config.reward_aggregation == "sum_then_normalize":
+        return sources[0]
+    return WeightedSum(sources, config.reward_weights, config.reward_aggregation == "normalize_then_sum")
+
+
+def load_gold(config: PPOConfig, has_labels: bool) -> RewardSource | None:
+    """What evaluates held-out responses beside the reward; None: nothing."""
+    spec = config.gold_rm_url
+    if spec is None and not config.agent_func_path and has_labels:
+        spec = RULE if config.dataset == POCKET or source_specs(config) == [RULE] else None
+    if spec is not None and config.agent_func_path:
+        raise ValueError("--gold_rm_url: an agent's episodes are evaluated by the agent; drop the flag")
+    return None if spec is None else load_source(config, spec, has_labels)
+
+
+def load_critic(config: PPOConfig, tokenizer: Any) -> RewardModel | None:
+    """The critic that is named, or the reward model where it reads the policy's tokens; None: made of the policy."""
+    from openrlhf.models.pretrained import load_reward_model, load_tokenizer
+
+    name = config.critic_pretrain
+    if name is None and config.reward_pretrain and "," not in config.reward_pretrain:
+        name = config.reward_pretrain
+    if name is None:
+        return None
+    path = resolve_pocket_model(name)
+    if load_tokenizer(path).get_vocab() != tokenizer.get_vocab():
+        if config.critic_pretrain:
+            raise ValueError(
+                f"--critic_pretrain {name} has another tokenizer than the policy, whose tokens it must read"
+            )
+        logger.info("%s has other tokens than the policy: the critic starts from the policy, with a new head", name)
+        return None
+    return load_reward_model(path, allow_missing_head=True, seed=config.seed, pad_token_id=tokenizer.pad_token_id)
+
+
+def build_trainer(
+    config: PPOConfig, tokenizer: Any, prompts: PromptData, held_out: PromptData | None, reward: Any
+) -> PPOTrainer:
+    """Models, optimizers and the trainer over them."""
+    from openrlhf.cli.train_sft import load_policy
+    from openrlhf.trainer.engine import LocalEngine
+    from openrlhf.trainer.ppo_trainer import make_trainer
+
+    settings = settings_of(config)
+    model = load_policy(config, LocalEngine(), tokenizer)
+    longest = max(map(len, prompts.ids)) + config.generate_max_len
+    check_positions(model, config.max_len if config.agent_func_path else longest, config.max_len)
+    optimizer = optimizer_settings(config, _Updates(settings.total_updates(len(prompts))))
+    return make_trainer(
+        model,
+        tokenizer,
+        prompts,
+        reward,
+        settings,
+        value_model=load_critic(config, tokenizer) if settings.needs_critic else None,
+        held_out=held_out,
+        gold=load_gold(config, prompts.labels is not None),
+        optimizer=optimizer,
+        critic_optimizer=replace(optimizer, learning_rate=config.critic_learning_rate),
+        bf16=config.use_bf16,
+    )
+
+
+class _Updates:
+    """The optimizer steps of a run, as a schedule wants to know them."""
+
+    def __init__(self, total_steps: int) -> None:
+        self.total_steps = total_steps
+
+
+def show_rewards(trainer: PPOTrainer, count: int) -> None:
+    """Print some samples with everything that the reward was given and gave."""
+    from openrlhf.trainer.rollout import Sampling, base_seed, request_rewards
+
+    settings = trainer.settings
+    prompts = min(len(trainer.prompts), -(-count // settings.samples_per_prompt))
+    sampling = Sampling(settings.temperature, settings.top_p, settings.max_new_tokens, settings.max_len)
+    indices = [int(trainer.stream.indices(place)[0]) for place in range(prompts)]
+    if trainer.agent_engine is not None:
+        from openrlhf.trainer.rollout import episode_rollout
+
+        rollout = episode_rollout(
+            trainer.agent_engine, trainer.prompts, indices, trainer.reward, sampling,
+            samples_per_prompt=settings.samples_per_prompt, seed=base_seed(settings.seed, 0),
+        )  # fmt: skip
+        for place, sample in enumerate(rollout.samples):
+            print(f"sample {place}\n  prompt: {sample['prompt']!r}\n  episode: {sample['response']!r}")
+            print(f"  reward: {sample['reward']}")
+        return
+    request, _, seconds = request_rewards(
+        trainer.policy, trainer.prompts, indices, sampling,
+        samples_per_prompt=settings.samples_per_prompt, seed=base_seed(settings.seed, 0), step=0, epoch=0,
+    )  # fmt: skip
+    result = trainer.reward.score(request)
+    print(f"reward source: {trainer.reward.name}; one call for {len(request)} samples ({seconds:.1f} s of sampling)")
+    labels = request.labels if request.labels is not None else [None] * len(request)
+    for place in range(len(request)):
+        print(f"sample {place}")
+        for name, value in (
+            ("query", request.queries[place]),
+            ("prompt", request.prompts[place]),
+            ("response", request.responses[place]),
+            ("label", labels[place]),
+        ):
+            print(f"  {name} ({type(value).__name__}): {value!r}")
+        print(f"  reward: {result.rewards[place]:g}, score: {result.scores[place]:g}")
+    print(f"columns given: {sorted(request.columns)}")
+    print(f"rewards: shape {result.rewards.shape}, {result.rewards.dtype}; scores: shape {result.scores.shape}")
+    if result.dense is not None:
+        print(f"dense rewards: {[tokens.shape for tokens in result.dense]}")
+    for name, value in result.metrics().items():
+        print(f"{name}: {value:g}")
+
+
+def run(config: PPOConfig) -> dict[str, float]:
+    """Train as configured; returns the last evaluation ({} without held-out prompts)."""
+    validate_ppo(config)
+    from openrlhf.trainer.engine import LocalEngine, under_launcher
+
+    if under_launcher():
+        raise ValueError("train_ppo runs in one process: start it with python, without deepspeed, torchrun or srun")
+    from openrlhf.cli.train_sft import write_policy
+    from openrlhf.trainer.loop import find_resume
+    from openrlhf.trainer.plan import TrainingPlan
+    from openrlhf.trainer.ppo_loop import RunState, run_ppo
+
+    seed_everything(config.seed, config.full_determinism)
+    only_looks = config.dry_run or config.dry_run_rewards > 0
+    if not only_looks:
+        check_outputs(config)
+        read = [config.critic_pretrain, config.goal_state_path, config.agent_func_path, *source_specs(config)]
+        check_replaceable(config.save_path, inputs=read)
+    tokenizer = training_tokenizer(config)
+    prompts, held_out = load_prompts(config, tokenizer)
+    reward = load_reward(config, prompts.labels is not None)
+    if config.dry_run:
+        plan = TrainingPlan(
+            len(prompts), config.num_episodes, min(config.rollout_batch_size, len(prompts)), 1, seed=config.seed
+        )
+        first = int(plan.indices(0)[0])
+        label = None if prompts.labels is None else prompts.labels[first]
+        print_resolved(config, plan, LocalEngine(), f"[prompt]\n{prompts.texts[first]}\n[label]\n{label}")
+        return {}
+    if config.dry_run_rewards:
+        show = replace(config, advantage_estimator="reinforce", lambd=1.0, init_kl_coef=0.0, kl_target=None)
+        show = replace(show, freezing_actor_steps=-1, rollout_batch_size=1, train_batch_size=1, critic_pretrain=None)
+        show_rewards(build_trainer(show, tokenizer, prompts, None, reward), config.dry_run_rewards)
+        return {}
+    trainer = build_trainer(config, tokenizer, prompts, held_out, reward)
+    check_room(config, trainer.actor.model)
+    write = partial(write_policy, config, trainer.actor, trainer.actor.model, tokenizer, command="train_ppo")
+    settings = loop_settings(config, prompts.fingerprint, write_model=lambda folder: write(folder=folder))
+    state = RunState(trainer)
+    folder, progress = find_resume(state, settings)
+    if folder is not None:
+        state.load_state(folder)
+        logger.info("resumed from %s after %d rollouts", folder, progress.step)
+    elif settings.resume:
+        logger.warning("no complete checkpoint under %s; starting at step 0", settings.checkpoint_folder)
+    with open_log(config, trainer.actor, "train_ppo", progress.step if folder else None) as log:
+        data = {"prompts": prompts.fingerprint, **prompts.counts}
+        write_manifest(config.save_path, "train_ppo", config, {"data": data})
+        try:
+            progress = run_ppo(trainer, settings, log, progress)
+        finally:
+            for source in (reward, trainer.gold):
+                if hasattr(source, "close"):
+                    source.close()
+        publish_model(trainer.actor, config.save_path, lambda folder: write(folder=folder))
+    return progress.last_eval or {}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point."""
+    run_command(lambda: run(parse_config(PPOConfig, argv)) and None)
+
+
+if __name__ == "__main__":
+    main()

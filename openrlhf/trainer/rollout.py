@@ -1,0 +1,376 @@
+"""Sampled responses with everything that an update needs: rewards, log-probabilities, KL divergence and values.
+
+Columns are those of whole sequences, prompt included: with an agent the policy's tokens lie in several pieces. Log-
+probabilities of the policy and of the reference are computed here and in the training step by one function, so the
+ratio of a first update is 1; those that sampling gave are not used.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from openrlhf.datasets.prompts import PromptData
+from openrlhf.evaluation.batching import pad_right
+from openrlhf.models.functional import entropy_from_logits, logprobs_from_logits, position_ids_from_mask
+from openrlhf.models.generation import PolicyEngine
+from openrlhf.models.policy import Policy
+from openrlhf.models.sampling import SamplingParams, spread_seeds
+from openrlhf.rewards.agent import run_episodes
+from openrlhf.rewards.source import RewardRequest, RewardSource
+
+Autocast = Callable[[], AbstractContextManager]
+_PER_ROW = ("group", "reward", "score", "truncated")
+_PER_TOKEN = ("input_ids", "attention_mask", "action_mask", "dense")
+_COMPUTED = ("logprobs", "entropy", "reference_logprobs", "values")
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """N sequences of at most S tokens, padded on the right; the samples of one prompt stand together.
+
+    Everything lies on the CPU. Columns outside of action_mask hold 0 in the float tensors.
+    """
+
+    input_ids: Tensor  # (N, S) int64
+    attention_mask: Tensor  # (N, S) bool, True on real tokens
+    action_mask: Tensor  # (N, S) bool, True on the policy's own tokens, at least one a row
+    group: Tensor  # (N,) int64, equal for the samples of one prompt
+    reward: Tensor  # (N,) float32 of the whole response, or of an agent's last step, reward units; NaN: not scored
+    score: Tensor  # (N,) float32, what dynamic filtering reads; NaN: not scored
+    truncated: Tensor  # (N,) bool, ended by a limit
+    dense: Tensor | None = None  # (N, S) float32, rewards of single tokens, reward units
+    logprobs: Tensor | None = None  # (N, S) float32 of the policy that sampled, nats; None until `with_logprobs`
+    entropy: Tensor | None = None  # (N, S) float32 of the distribution each token was drawn from, nats
+    reference_logprobs: Tensor | None = None  # (N, S) float32, nats; None without a reference
+    values: Tensor | None = None  # (N, S) float32, the critic before each token; None without a critic
+    logs: dict[str, float] = field(default_factory=dict)  # of the reward source, and seconds
+    samples: list[dict[str, Any]] = field(default_factory=list)  # N of prompt, response, reward: for people
+
+    def __post_init__(self) -> None:
+        rows, shape = self.input_ids.shape[:1], self.input_ids.shape
+        for names, expected in ((_PER_ROW, rows), (_PER_TOKEN + _COMPUTED, shape)):
+            for name in names:
+                tensor = getattr(self, name)
+                if tensor is not None and tensor.shape != expected:
+                    raise ValueError(f"expected {name} of shape {tuple(expected)}, got {tuple(tensor.shape)}")
+        if not self.action_mask.any(dim=1).all():
+            raise ValueError("a response without a token of the policy; there is nothing to learn from")
+
+    def __len__(self) -> int:
+        return len(self.input_ids)
+
+    @property
+    def lengths(self) -> Tensor:
+        """(N,) int64 tokens of each whole sequence."""
+        return self.attention_mask.sum(dim=1)
+
+    @property
+    def total(self) -> Tensor:
+        """(N,) reward and dense rewards together; NaN: not scored."""
+        return self.reward if self.dense is None else self.reward + self.dense.sum(dim=1)
+
+    def select(self, rows: Tensor) -> Rollout:
+        """Only these rows, (n,) int64, cut to the longest of them."""
+        width = int(self.lengths[rows].max())
+        parts = {name: getattr(self, name) for name in _PER_ROW + _PER_TOKEN + _COMPUTED}
+        cut = {
+            name: None if tensor is None else tensor[rows] if name in _PER_ROW else tensor[rows, :width]
+            for name, tensor in parts.items()
+        }
+        return dataclasses.replace(self, **cut, samples=[self.samples[i] for i in rows.tolist()])
+
+    @staticmethod
+    def join(parts: Sequence[Rollout], pad_id: int) -> Rollout:
+        """Several rollouts one behind the other; logs are weighted by their responses."""
+        width = max(part.input_ids.shape[1] for part in parts)
+        joined = {}
+        for name in _PER_ROW + _PER_TOKEN + _COMPUTED:
+            tensors = [getattr(part, name) for part in parts]
+            if all(tensor is None for tensor in tensors):
+                continue
+            if name not in _PER_ROW:
+                fill = pad_id if name == "input_ids" else 0
+                like = [
+                    torch.zeros(part.input_ids.shape) if tensor is None else tensor
+                    for part, tensor in zip(parts, tensors, strict=True)
+                ]
+                tensors = [nn.functional.pad(one, (0, width - one.shape[1]), value=fill) for one in like]
+            joined[name] = torch.cat(tensors)
+        logs = {}
+        for name in dict.fromkeys(name for part in parts for name in part.logs):
+            held = [part for part in parts if name in part.logs]
+            weights = [1 if name.startswith("seconds") else len(part) for part in held]
+            total = sum(part.logs[name] * weight for part, weight in zip(held, weights, strict=True))
+            logs[name] = total if name.startswith("seconds") else total / sum(weights)
+        return Rollout(**joined, logs=logs, samples=[one for part in parts for one in part.samples])
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How responses are drawn."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    max_new_tokens: int = 128  # of one response, or of one action of an agent
+    max_len: int = 2048  # tokens of a whole episode with an agent
+    batch_tokens: int = 65_536  # of one forward pass of sampling
+
+
+def token_logprobs(
+    model: nn.Module,
+    input_ids: Tensor,
+    attention_mask: Tensor,
+    action_mask: Tensor,
+    temperature: float,
+    with_entropy: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """Log-probabilities of the policy's tokens under softmax(logits / temperature), and the entropy there.
+
+    Args:
+        model: causal language model of transformers.
+        input_ids: (B, S) int64. attention_mask, action_mask: (B, S) bool.
+    Returns:
+        Each (B, S) float32, nats, 0 outside of the action mask; the entropy is None unless asked for.
+    """
+    logits = model(
+        input_ids=input_ids,
+        attention_mask=attention_mask.long(),
+        position_ids=position_ids_from_mask(attention_mask),
+        use_cache=False,
+    ).logits
+    logprobs = logprobs_from_logits(logits, input_ids, action_mask, temperature)
+    return logprobs, entropy_from_logits(logits, action_mask, temperature) if with_entropy else None
+
+
+def token_values(critic: nn.Module, input_ids: Tensor, attention_mask: Tensor, action_mask: Tensor) -> Tensor:
+    """The critic at the state that each of the policy's tokens is drawn in, that is after the token before it.
+
+    Args:
+        critic: `openrlhf.models.reward_model.RewardModel`.
+    Returns:
+        (B, S) float32, reward units; 0 outside of the action mask.
+    """
+    values = critic(input_ids, attention_mask).values
+    return nn.functional.pad(values[:, :-1], (1, 0)).masked_fill(~action_mask, 0.0)
+
+
+def base_seed(seed: int, position: int, stream: int = 0) -> int:
+    """Seed of the draws for the prompts from this position of the stream of prompts on."""
+    words = np.random.SeedSequence([seed, position, stream]).generate_state(2)
+    return int(words[0]) << 20 ^ int(words[1])
+
+
+def sample_rollout(
+    policy: Policy,
+    prompts: PromptData,
+    indices: Sequence[int],
+    reward: RewardSource,
+    sampling: Sampling,
+    *,
+    samples_per_prompt: int = 1,
+    seed: int = 0,
+    first_group: int = 0,
+    step: int | None = None,
+    epoch: int | None = None,
+) -> Rollout:
+    """Responses to some prompts, scored in one call of the reward source.
+
+    Args:
+        indices: P prompts. seed: of all draws; a response depends on it and on its place, not on batches.
+        first_group: number of the first prompt's group; the others count on.
+        step, epoch: told to the reward source.
+    Returns:
+        P * samples_per_prompt responses, without log-probabilities.
+    """
+    request, sampled, spent = request_rewards(
+        policy, prompts, indices, sampling, samples_per_prompt=samples_per_prompt, seed=seed, step=step, epoch=epoch
+    )
+    start = time.monotonic()
+    result = reward.score(request)
+    if len(result.rewards) != len(request):
+        raise ValueError(f"{reward.name}: expected {len(request)} rewards, got {len(result.rewards)}")
+    input_ids, attention_mask = pad_right(
+        [prompt + response for prompt, response in zip(request.prompt_ids, request.response_ids, strict=True)],
+        policy.tokenizer.pad_token_id,
+        "cpu",
+    )
+    columns = torch.arange(input_ids.shape[1])
+    prompt_lengths = torch.tensor([len(ids) for ids in request.prompt_ids])
+    action_mask = attention_mask & (columns >= prompt_lengths.unsqueeze(1))
+    dense = None
+    if result.dense is not None:
+        dense = torch.zeros(input_ids.shape)
+        for row, tokens in enumerate(result.dense):
+            if len(tokens) != len(request.response_ids[row]):
+                raise ValueError(
+                    f"{reward.name}: sample {row} has {len(request.response_ids[row])} tokens and {len(tokens)} dense "
+                    "rewards"
+                )
+            begin = int(prompt_lengths[row])
+            dense[row, begin : begin + len(tokens)] = torch.from_numpy(np.asarray(tokens, np.float32))
+    scored = result.metrics()
+    logs = {f"{reward.name}/{name}": value for name, value in scored.items() if name not in ("mean", "std", "unscored")}
+    return Rollout(
+        input_ids=input_ids,
+        attention_mask=attention_mask,
+        action_mask=action_mask,
+        group=first_group + torch.arange(len(indices)).repeat_interleave(samples_per_prompt),
+        reward=torch.from_numpy(result.rewards.copy()),
+        score=torch.from_numpy(result.scores.copy()),
+        truncated=torch.tensor([one.ended == "length" for one in sampled]),
+        dense=dense,
+        logs={**logs, "seconds_sampling": spent, "seconds_reward": time.monotonic() - start},
+        samples=[
+            {"prompt": prompt, "response": response, "reward": None if np.isnan(value) else float(value)}
+            for prompt, response, value in zip(request.prompts, request.responses, result.rewards, strict=True)
+        ],
+    )
+
+
+def request_rewards(
+    policy: Policy,
+    prompts: PromptData,
+    indices: Sequence[int],
+    sampling: Sampling,
+    *,
+    samples_per_prompt: int = 1,
+    seed: int = 0,
+    step: int | None = None,
+    epoch: int | None = None,
+) -> tuple[RewardRequest, list[Any], float]:
+    """Sample responses and make the request for their rewards; see `sample_rollout`.
+
+    Returns:
+        The request, N sampled responses, and the seconds that sampling took.
+    """
+    start = time.monotonic()
+    rows = [int(index) for index in indices for _ in range(samples_per_prompt)]
+    params = SamplingParams(
+        temperature=sampling.temperature, top_p=sampling.top_p, max_tokens=sampling.max_new_tokens, seed=seed
+    )
+    sampled = policy.sample([prompts.ids[i] for i in rows], spread_seeds(params, len(rows)), sampling.batch_tokens)
+    request = RewardRequest.from_tokens(
+        policy.tokenizer,
+        [prompts.texts[i] for i in rows],
+        [prompts.ids[i] for i in rows],
+        [one.ids for one in sampled],
+        labels=None if prompts.labels is None else [prompts.labels[i] for i in rows],
+        inputs=[prompts.inputs[i] for i in rows],
+        columns={name: [values[i] for i in rows] for name, values in prompts.columns.items()},
+        step=step,
+        epoch=epoch,
+        group_size=samples_per_prompt,
+    )
+    return request, sampled, time.monotonic() - start
+
+
+def episode_rollout(
+    engine: PolicyEngine,
+    prompts: PromptData,
+    indices: Sequence[int],
+    executor: Any,
+    sampling: Sampling,
+    *,
+    samples_per_prompt: int = 1,
+    seed: int = 0,
+    first_group: int = 0,
+) -> Rollout:
+    """Episodes of an agent in place of responses; arguments and result as of `sample_rollout`.
+
+    The reward of the last step is that of the response, those of earlier steps are dense rewards at the last token of
+    their action. An episode with an unscored step is not scored.
+    """
+    start = time.monotonic()
+    rows = [int(index) for index in indices for _ in range(samples_per_prompt)]
+    episodes = run_episodes(
+        executor,
+        [prompts.texts[i] for i in rows],
+        [None if prompts.labels is None else prompts.labels[i] for i in rows],
+        SamplingParams(
+            temperature=sampling.temperature, top_p=sampling.top_p, max_tokens=sampling.max_new_tokens, seed=seed
+        ),
+        sampling.max_len,
+        engine.policy.tokenizer,
+        engine,
+    )
+    tokenizer = engine.policy.tokenizer
+    input_ids, attention_mask = pad_right([one.token_ids for one in episodes], tokenizer.pad_token_id, "cpu")
+    action_mask = torch.zeros_like(attention_mask)
+    dense = torch.zeros(input_ids.shape)
+    last = []
+    for row, episode in enumerate(episodes):
+        width = len(episode.token_ids)
+        action_mask[row, :width] = episode.action_mask
+        dense[row, :width] = episode.dense_rewards
+        dense[row, episode.action_ranges[-1][1] - 1] = 0.0
+        last.append(np.nan if episode.reward is None else episode.step_rewards[-1])
+    totals = [np.nan if one.reward is None else float(one.reward) for one in episodes]
+    scores = [np.nan if one.scores is None else float(one.scores) for one in episodes]
+    return Rollout(
+        input_ids=input_ids,
+        attention_mask=attention_mask,
+        action_mask=action_mask,
+        group=first_group + torch.arange(len(indices)).repeat_interleave(samples_per_prompt),
+        reward=torch.tensor(last, dtype=torch.float32),
+        score=torch.tensor(scores, dtype=torch.float32),
+        truncated=torch.tensor([one.truncated for one in episodes]),
+        dense=dense,
+        logs={
+            "turns": sum(one.turns for one in episodes) / len(episodes),
+            "seconds_sampling": time.monotonic() - start,
+        },
+        samples=[
+            {
+                "prompt": one.prompt,
+                "response": tokenizer.decode(list(one.token_ids[len(one.prompt_ids) :])),
+                "reward": None if np.isnan(total) else total,
+            }
+            for one, total in zip(episodes, totals, strict=True)
+        ],
+    )
+
+
+@torch.no_grad()
+def with_logprobs(
+    rollout: Rollout,
+    policy: nn.Module,
+    reference: nn.Module | None,
+    critic: nn.Module | None,
+    *,
+    temperature: float,
+    batch_size: int,
+    autocast: Autocast = nullcontext,
+) -> Rollout:
+    """The rollout with log-probabilities and entropies of the policy, and where given those of a reference and values.
+
+    Args:
+        batch_size: rows of a forward pass; rows of like length share one.
+    """
+    device = next(policy.parameters()).device
+    filled = {
+        name: torch.zeros(rollout.input_ids.shape)
+        for name, needed in zip(_COMPUTED, (True, True, reference is not None, critic is not None), strict=True)
+        if needed
+    }
+    for rows in rollout.lengths.argsort(stable=True).split(batch_size):
+        part = rollout.select(rows)
+        ids, mask, actions = (x.to(device) for x in (part.input_ids, part.attention_mask, part.action_mask))
+        with autocast():
+            logprobs, entropy = token_logprobs(policy, ids, mask, actions, temperature, with_entropy=True)
+            found = {"logprobs": logprobs, "entropy": entropy}
+            if reference is not None:
+                found["reference_logprobs"], _ = token_logprobs(reference, ids, mask, actions, temperature)
+            if critic is not None:
+                found["values"] = token_values(critic, ids, mask, actions)
+        for name, tensor in found.items():
+            filled[name][rows, : ids.shape[1]] = tensor.float().cpu()
+    return dataclasses.replace(rollout, **filled)
