@@ -19,6 +19,7 @@ from openrlhf.cli.parser import parse_config
 from openrlhf.cli.probe_states import ProbeConfig
 from openrlhf.cli.serve_rm import ServeConfig
 from openrlhf.trainer.config import TrainRMConfig, validate
+from openrlhf.trainer.ppo_config import PPOConfig, validate_ppo
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = {
@@ -30,6 +31,7 @@ CONFIGS = {
     "inspect_response": InspectConfig,
     "probe_states": ProbeConfig,
     "serve_rm": ServeConfig,
+    "train_ppo": PPOConfig,
     "generate": DecodingConfig,
 }
 LAUNCH_SCRIPTS = sorted(
@@ -69,6 +71,8 @@ def test_readme_commands_parse(line):
     assert isinstance(config, CONFIGS[program_of(line)])
     if isinstance(config, TrainRMConfig):
         validate(config)
+    elif isinstance(config, PPOConfig):
+        validate_ppo(config)
     elif isinstance(config, EvalRMConfig | DecodingConfig):
         config.validate()
 
