@@ -75,14 +75,14 @@ def build_root(visible: list, disk_bytes: int, owner: int) -> None:
     os.mkdir("/tmp" + OLD_ROOT)
     check(libc.pivot_root(b"/tmp", b"/tmp" + OLD_ROOT.encode()), "pivot_root")
     os.chdir("/")
-    for path in visible:
-        show(path)
     os.makedirs("/sandbox")
     mount("tmpfs", "/sandbox", "tmpfs", MS_NOSUID | MS_NODEV, f"size={disk_bytes},nr_inodes=4096,mode=755")
     for name in ("home", "tmp"):
         os.mkdir(f"/sandbox/{name}")
         os.chown(f"/sandbox/{name}", owner, owner if os.getuid() == 0 else -1)
     os.symlink("/sandbox/tmp", "/tmp")
+    for path in visible:  # behind /tmp: an interpreter may lie in it
+        show(path)
     os.makedirs("/dev", exist_ok=True)
     os.symlink("/sandbox/tmp", "/dev/shm")
     for name in ("null", "zero", "full", "random", "urandom"):
