@@ -206,8 +206,7 @@ class KeyValues:
             self._buffers.resize(frame.slots, needed + max(needed, LEAST_ROOM), used)
             self._ends = [max(0, end - used.start) for end in self._ends]
             frame.end -= used.start
-        behind = [row for row in active if self._ends[row] < frame.end]
-        shifted = [row for row in behind if self.lengths[row]]
+        shifted = [row for row in active if self.lengths[row] and self._ends[row] < frame.end]
         if shifted:
             longest = max(self.lengths[row] for row in shifted)
             self._buffers.shift(
@@ -215,8 +214,6 @@ class KeyValues:
                 [frame.end - self._ends[row] for row in shifted],
                 range(frame.end - longest, frame.end),
             )
-        for row in behind:
-            self._ends[row] = frame.end
 
     def _move(self, rows: Sequence[int], slots: Sequence[int]) -> None:
         """Copy what some rows hold into slots; all are read before any is written."""

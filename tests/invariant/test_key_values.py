@@ -145,6 +145,19 @@ def test_a_growing_row_is_copied_a_logarithmic_number_of_times(monkeypatch):
     assert len(set(sizes)) <= 4 and sizes[-1][1] <= 2 * 102
 
 
+def test_columns_before_all_rows_are_given_up_when_buffers_grow():
+    model = network("llama")
+    cache, rows, sizes = KeyValues(model), [[3, 4], [5, 6]], set()
+    cache.add(rows)
+    for turn in range(200):  # a row that gets fewer tokens than another moves to the right
+        new = [[turn + 3], [turn + 4] * 5] if turn % 2 else [[turn + 3] * 5, [turn + 4]]
+        states = cache.append(new)
+        rows = [row + more for row, more in zip(rows, new, strict=True)]
+        sizes.add(cache._buffers.frame.columns)
+    torch.testing.assert_close(states[0, 0], whole(model, rows[0])[-1], atol=1e-5, rtol=1e-5)
+    assert len(sizes) <= 7  # 12 where their end stays at the right
+
+
 def test_through_a_language_model_its_logits_are_given():
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(tiny_config("llama")).eval()
