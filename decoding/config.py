@@ -111,7 +111,7 @@ class DecodingConfig:
     stop_when_decided: bool = flag(False, "filtered_vote stops samples that can no longer change the vote")
 
     # what is shown
-    trace: bool = flag(False, "Keep every step of beam and filtered_vote in METHOD/trace-seed*.jsonl")
+    trace: bool = flag(False, "Keep every step of beam and filtered_vote in OUTPUT_DIR/traces.jsonl")
     report: str | None = flag(None, "HTML file with the search trees of beam; implies --trace")
     dry_run: bool = flag(False, "Print the settings and the first prompts, and stop")
 
