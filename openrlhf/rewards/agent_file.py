@@ -10,15 +10,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import inspect
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from openrlhf.rewards.agent import MAX_TURNS, AgentExecutorBase, AgentInstanceBase, MultiTurnAgentExecutor
+from openrlhf.rewards.python_file import run_file
 
 _OLD_ARGUMENTS = ("max_length", "llm_engine", "hf_tokenizer", "result_queue")
 
@@ -32,28 +31,22 @@ def load_agent(path: str | Path, max_turns: int | None = None) -> Any:
     Raises:
         ValueError: no such file, an error while it runs, no agent in it, or an executor that cannot be made.
     """
-    module = _run_file(Path(path))
+    module = _run(Path(path))
     executor = _find_executor(module, str(path), max_turns if max_turns is not None else MAX_TURNS)
     if max_turns is not None:
         executor.max_turns = max_turns
     return executor
 
 
-def _run_file(path: Path) -> ModuleType:
+def _run(path: Path) -> ModuleType:
     if not path.is_file():
         raise ValueError(f"there is no agent file {path}")
-    name = f"{path.stem}_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None:
+    if importlib.util.spec_from_file_location(path.stem, path) is None:
         raise ValueError(f"{path} is not a Python file; an agent file ends in .py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses and pickle look their module up there
     try:
-        spec.loader.exec_module(module)
+        return run_file(path)
     except Exception as error:
-        del sys.modules[name]
         raise ValueError(f"{path} fails when it is run: {type(error).__name__}: {error}") from error
-    return module
 
 
 def _find_executor(module: ModuleType, path: str, max_steps: int) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import inspect
 import logging
 import queue
@@ -17,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from openrlhf.rewards.numbers import Logs, read_logs, read_numbers
+from openrlhf.rewards.python_file import run_file
 from openrlhf.rewards.source import RewardRequest, RewardResult
 
 logger = logging.getLogger(__name__)
@@ -163,13 +163,10 @@ def load_reward_function(path: str | Path, name: str = "reward_func") -> Callabl
     path = Path(path)
     if not path.is_file():
         raise ValueError(f"expected a Python file with {name} at {path}, found no file")
-    spec = importlib.util.spec_from_file_location(f"openrlhf_reward_{path.stem}", path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses and pickle look the module up
     if str(path.resolve().parent) not in sys.path:
         sys.path.append(str(path.resolve().parent))
     try:
-        spec.loader.exec_module(module)
+        module = run_file(path)
     except (Exception, SystemExit) as error:
         frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
         line = getattr(error, "lineno", None) or (frames[-1].lineno if frames else None)
@@ -177,7 +174,9 @@ def load_reward_function(path: str | Path, name: str = "reward_func") -> Callabl
     function = getattr(module, name, None)
     if not callable(function):
         own = [
-            key for key, value in vars(module).items() if inspect.isfunction(value) and value.__module__ == spec.name
+            key
+            for key, value in vars(module).items()
+            if inspect.isfunction(value) and value.__module__ == module.__name__
         ]
         agent = hasattr(module, "AgentExecutor") or hasattr(module, "AgentInstance")
         hint = "it defines an agent: pass it as --agent_func_path" if agent else f"found the functions {own}"
