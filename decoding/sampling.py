@@ -14,6 +14,7 @@ from decoding.streams import Stream
 from decoding.token_texts import TokenTexts, decode
 from openrlhf.models.key_values import KeyValues, check_context, context_of
 from openrlhf.models.policy import Policy
+from openrlhf.models.sampling import keep_likely
 
 End = Literal["", "eos", "stop", "length"]
 
@@ -214,9 +215,7 @@ def choose_tokens(logits: Tensor, uniforms: Tensor, temperature: float, top_p: f
     """
     probabilities = (logits / temperature).softmax(dim=-1, dtype=torch.float64)
     if top_p < 1:
-        falling, order = probabilities.sort(dim=-1, descending=True, stable=True)
-        unneeded = falling.cumsum(dim=-1) - falling >= top_p
-        probabilities = probabilities.scatter(1, order, falling.masked_fill(unneeded, 0))
+        probabilities = keep_likely(probabilities, top_p)
     reached = probabilities.cumsum(dim=-1)
     # The product is less than the total, however it is rounded: so there is a first token that passes it.
     return torch.searchsorted(reached, uniforms[:, None] * reached[:, -1:], right=True)[:, 0]

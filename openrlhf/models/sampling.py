@@ -69,12 +69,17 @@ class SampledResponse:
     ended: str  # "eos", "stop" (a text of SamplingParams.stop) or "length"
 
 
+def mix_seed(*words: int) -> int:
+    """One seed made of several numbers, below 2^53, so that it survives JSON."""
+    mixed = np.random.SeedSequence(words).generate_state(2)
+    return int(mixed[0]) << 20 ^ int(mixed[1])
+
+
 def spread_seeds(params: Any, n: int) -> list[Any]:
     """N copies of sampling settings, each with a seed made of the settings' own (None counts as 0) and its number."""
     copies = [copy.copy(params) for _ in range(n)]
     for number, one in enumerate(copies):
-        words = np.random.SeedSequence([getattr(params, "seed", None) or 0, number]).generate_state(2)
-        one.seed = int(words[0]) << 20 ^ int(words[1])  # below 2^53, so that it survives JSON
+        one.seed = mix_seed(getattr(params, "seed", None) or 0, number)
     return copies
 
 
@@ -108,11 +113,7 @@ def draw_tokens(logits: Tensor, uniforms: Tensor, temperature: Tensor, top_p: Te
     logprobs = (logits / torch.where(greedy, torch.ones_like(temperature), temperature).unsqueeze(1)).log_softmax(-1)
     probabilities = logprobs.exp()
     if bool((top_p < 1).any()):
-        ordered, order = probabilities.sort(dim=-1, descending=True, stable=True)
-        mass_before = ordered.cumsum(-1) - ordered  # 0 for the most likely token, which is always kept
-        cut = torch.zeros_like(probabilities, dtype=torch.bool)
-        cut.scatter_(1, order, mass_before >= top_p.unsqueeze(1))
-        probabilities = probabilities.masked_fill(cut, 0)
+        probabilities = keep_likely(probabilities, top_p.unsqueeze(1))
     cumulative = probabilities.double().cumsum(-1)
     total = cumulative[:, -1:]
     if not bool(torch.isfinite(total).all()):
@@ -122,6 +123,17 @@ def draw_tokens(logits: Tensor, uniforms: Tensor, temperature: Tensor, top_p: Te
     tokens = torch.searchsorted(cumulative, below_total, right=True).squeeze(1)
     tokens = torch.where(greedy, logits.argmax(-1), tokens)
     return tokens, logprobs.gather(1, tokens.unsqueeze(1)).squeeze(1)
+
+
+def keep_likely(probabilities: Tensor, top_p: Tensor | float) -> Tensor:
+    """Probabilities with 0 for all but the fewest most likely tokens that together have at least `top_p`.
+
+    Args:
+        probabilities: (B, V) float. top_p: (B, 1), or one for all rows; in (0, 1].
+    """
+    falling, order = probabilities.sort(dim=-1, descending=True, stable=True)
+    mass_before = falling.cumsum(dim=-1) - falling  # 0 for the most likely token, which is always kept
+    return probabilities.scatter(1, order, falling.masked_fill(mass_before >= top_p, 0))
 
 
 class RowSampler(LogitsProcessor):

@@ -115,6 +115,12 @@ class PPOTrainer:
         return self.position >= self.stream.total_steps
 
     @property
+    def sampling(self) -> Sampling:
+        """How responses are drawn in training."""
+        settings = self.settings
+        return Sampling(settings.temperature, settings.top_p, settings.max_new_tokens, settings.max_len)
+
+    @property
     def epoch(self) -> float:
         """Passes over the prompts so far."""
         return self.position / len(self.prompts)
@@ -194,11 +200,10 @@ class PPOTrainer:
             "first_group": places.start,
         }
         indices = [int(self.stream.indices(place)[0]) for place in places]
-        sampling = Sampling(settings.temperature, settings.top_p, settings.max_new_tokens, settings.max_len)
         if self.agent_engine is not None:
-            return episode_rollout(self.agent_engine, self.prompts, indices, self.reward, sampling, **options)
+            return episode_rollout(self.agent_engine, self.prompts, indices, self.reward, self.sampling, **options)
         told = {"step": self.updates, "epoch": places.start // len(self.prompts)}
-        return sample_rollout(self.policy, self.prompts, indices, self.reward, sampling, **options, **told)
+        return sample_rollout(self.policy, self.prompts, indices, self.reward, self.sampling, **options, **told)
 
     def estimate(self, rollout: Rollout) -> tuple[Advantages, dict[str, float]]:
         """Advantages over the whole rollout, and its figures."""
@@ -357,7 +362,7 @@ class PPOTrainer:
             return {}
         settings = self.settings
         temperature = settings.temperature if settings.eval_temperature is None else settings.eval_temperature
-        sampling = Sampling(temperature, 1.0, settings.max_new_tokens, settings.max_len)
+        sampling = replace(self.sampling, temperature=temperature, top_p=1.0)
         seed = base_seed(settings.seed, 0, EVALUATION_STREAM)
         everything = range(len(self.held_out))
         self.actor.model.eval()

@@ -23,7 +23,7 @@ from openrlhf.evaluation.batching import pad_right
 from openrlhf.models.functional import entropy_from_logits, logprobs_from_logits, position_ids_from_mask
 from openrlhf.models.generation import PolicyEngine
 from openrlhf.models.policy import Policy
-from openrlhf.models.sampling import SamplingParams, spread_seeds
+from openrlhf.models.sampling import SamplingParams, mix_seed, spread_seeds
 from openrlhf.rewards.agent import run_episodes
 from openrlhf.rewards.source import RewardRequest, RewardSource
 
@@ -124,6 +124,10 @@ class Sampling:
     max_len: int = 2048  # tokens of a whole episode with an agent
     batch_tokens: int = 65_536  # of one forward pass of sampling
 
+    def params(self, seed: int) -> SamplingParams:
+        """Of a response, or of one action of an agent."""
+        return SamplingParams(temperature=self.temperature, top_p=self.top_p, max_tokens=self.max_new_tokens, seed=seed)
+
 
 def token_logprobs(
     model: nn.Module,
@@ -165,8 +169,7 @@ def token_values(critic: nn.Module, input_ids: Tensor, attention_mask: Tensor, a
 
 def base_seed(seed: int, position: int, stream: int = 0) -> int:
     """Seed of the draws for the prompts from this position of the stream of prompts on."""
-    words = np.random.SeedSequence([seed, position, stream]).generate_state(2)
-    return int(words[0]) << 20 ^ int(words[1])
+    return mix_seed(seed, position, stream)
 
 
 def sample_rollout(
@@ -254,10 +257,8 @@ def request_rewards(
     """
     start = time.monotonic()
     rows = [int(index) for index in indices for _ in range(samples_per_prompt)]
-    params = SamplingParams(
-        temperature=sampling.temperature, top_p=sampling.top_p, max_tokens=sampling.max_new_tokens, seed=seed
-    )
-    sampled = policy.sample([prompts.ids[i] for i in rows], spread_seeds(params, len(rows)), sampling.batch_tokens)
+    params = spread_seeds(sampling.params(seed), len(rows))
+    sampled = policy.sample([prompts.ids[i] for i in rows], params, sampling.batch_tokens)
     request = RewardRequest.from_tokens(
         policy.tokenizer,
         [prompts.texts[i] for i in rows],
@@ -295,9 +296,7 @@ def episode_rollout(
         executor,
         [prompts.texts[i] for i in rows],
         [None if prompts.labels is None else prompts.labels[i] for i in rows],
-        SamplingParams(
-            temperature=sampling.temperature, top_p=sampling.top_p, max_tokens=sampling.max_new_tokens, seed=seed
-        ),
+        sampling.params(seed),
         sampling.max_len,
         engine.policy.tokenizer,
         engine,
