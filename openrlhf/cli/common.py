@@ -235,8 +235,8 @@ def resume(engine: Engine, settings: LoopSettings, plan: TrainingPlan) -> tuple[
     return folder, progress
 
 
-def optimizer_settings(config: TrainConfig, plan: TrainingPlan) -> OptimizerSettings:
-    """Settings of AdamW and its schedule for a plan."""
+def optimizer_settings(config: TrainConfig, total_steps: int) -> OptimizerSettings:
+    """Settings of AdamW and its schedule over so many optimizer steps."""
     from openrlhf.trainer.engine import OptimizerSettings
 
     return OptimizerSettings(
@@ -245,9 +245,9 @@ def optimizer_settings(config: TrainConfig, plan: TrainingPlan) -> OptimizerSett
         weight_decay=config.l2,
         max_norm=config.max_norm,
         scheduler=config.lr_scheduler,
-        warmup_steps=round(plan.total_steps * config.lr_warmup_ratio),
+        warmup_steps=round(total_steps * config.lr_warmup_ratio),
         min_lr_ratio=config.min_lr_ratio,
-        total_steps=plan.total_steps,
+        total_steps=total_steps,
     )
 
 

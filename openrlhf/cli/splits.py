@@ -19,6 +19,17 @@ logger = logging.getLogger(__name__)
 EVAL_NAMES = {"validation": "validation|valid|val|dev|eval", "test": "test"}
 
 
+def problem_rows(split: str, count: int, seed: int) -> Any:
+    """Generated problems of pocket with their solutions, as a `datasets.Dataset`; no question is in two splits."""
+    from dataclasses import asdict
+
+    import datasets
+
+    from openrlhf.datasets.pocket import generate_problems
+
+    return datasets.Dataset.from_list([asdict(problem) for problem in generate_problems(split, count, seed=seed)])
+
+
 def load_splits(config: TrainConfig, prompt_key: str | None) -> tuple[Any, Any | None]:
     """Training and evaluation rows; the latter are named, or taken out of the former with all rows of a prompt.
 

@@ -21,7 +21,7 @@ from openrlhf.cli.common import (
 )
 from openrlhf.cli.parser import parse_config
 from openrlhf.cli.run_folder import check_outputs, check_replaceable, check_room, publish_model
-from openrlhf.cli.splits import load_splits, refuse_training_rows
+from openrlhf.cli.splits import load_splits, problem_rows, refuse_training_rows
 from openrlhf.trainer.ppo_config import RULE, PPOConfig, prompt_limit, settings_of, source_specs, validate_ppo
 from openrlhf.utils.manifest import write_manifest
 from openrlhf.utils.run_log import seed_everything
@@ -43,17 +43,8 @@ def load_prompts(config: PPOConfig, tokenizer: Any) -> tuple[PromptData, PromptD
 
     is_pocket = config.dataset == POCKET
     if is_pocket:
-        from dataclasses import asdict
-
-        import datasets
-
-        from openrlhf.datasets.pocket import generate_problems
-
-        counts = {"train": config.max_samples or POCKET_PROMPTS, "validation": POCKET_HELD_OUT}
-        train, held_out = (
-            datasets.Dataset.from_list([asdict(p) for p in generate_problems(split, count, seed=config.seed)])
-            for split, count in counts.items()
-        )
+        train = problem_rows("train", config.max_samples or POCKET_PROMPTS, config.seed)
+        held_out = problem_rows("validation", POCKET_HELD_OUT, config.seed)
     else:
         train, held_out = load_splits(config, config.input_key)
     options = PromptOptions(
@@ -157,7 +148,7 @@ def build_trainer(
     model = load_policy(config, LocalEngine(), tokenizer)
     longest = max(map(len, prompts.ids)) + config.generate_max_len
     check_positions(model, config.max_len if config.agent_func_path else longest, config.max_len)
-    optimizer = optimizer_settings(config, _Updates(settings.total_updates(len(prompts))))
+    optimizer = optimizer_settings(config, settings.total_updates(len(prompts)))
     return make_trainer(
         model,
         tokenizer,
@@ -173,26 +164,18 @@ def build_trainer(
     )
 
 
-class _Updates:
-    """The optimizer steps of a run, as a schedule wants to know them."""
-
-    def __init__(self, total_steps: int) -> None:
-        self.total_steps = total_steps
-
-
 def show_rewards(trainer: PPOTrainer, count: int) -> None:
     """Print some samples with everything that the reward was given and gave."""
-    from openrlhf.trainer.rollout import Sampling, base_seed, request_rewards
+    from openrlhf.trainer.rollout import base_seed, request_rewards
 
     settings = trainer.settings
     prompts = min(len(trainer.prompts), -(-count // settings.samples_per_prompt))
-    sampling = Sampling(settings.temperature, settings.top_p, settings.max_new_tokens, settings.max_len)
     indices = [int(trainer.stream.indices(place)[0]) for place in range(prompts)]
     if trainer.agent_engine is not None:
         from openrlhf.trainer.rollout import episode_rollout
 
         rollout = episode_rollout(
-            trainer.agent_engine, trainer.prompts, indices, trainer.reward, sampling,
+            trainer.agent_engine, trainer.prompts, indices, trainer.reward, trainer.sampling,
             samples_per_prompt=settings.samples_per_prompt, seed=base_seed(settings.seed, 0),
         )  # fmt: skip
         for place, sample in enumerate(rollout.samples):
@@ -200,7 +183,7 @@ def show_rewards(trainer: PPOTrainer, count: int) -> None:
             print(f"  reward: {sample['reward']}")
         return
     request, _, seconds = request_rewards(
-        trainer.policy, trainer.prompts, indices, sampling,
+        trainer.policy, trainer.prompts, indices, trainer.sampling,
         samples_per_prompt=settings.samples_per_prompt, seed=base_seed(settings.seed, 0), step=0, epoch=0,
     )  # fmt: skip
     result = trainer.reward.score(request)
@@ -261,7 +244,7 @@ def run(config: PPOConfig) -> dict[str, float]:
     trainer = build_trainer(config, tokenizer, prompts, held_out, reward)
     check_room(config, trainer.actor.model)
     write = partial(write_policy, config, trainer.actor, trainer.actor.model, tokenizer, command="train_ppo")
-    settings = loop_settings(config, prompts.fingerprint, write_model=lambda folder: write(folder=folder))
+    settings = loop_settings(config, prompts.fingerprint, write_model=write)
     state = RunState(trainer)
     folder, progress = find_resume(state, settings)
     if folder is not None:
@@ -278,7 +261,7 @@ def run(config: PPOConfig) -> dict[str, float]:
             for source in (reward, trainer.gold):
                 if hasattr(source, "close"):
                     source.close()
-        publish_model(trainer.actor, config.save_path, lambda folder: write(folder=folder))
+        publish_model(trainer.actor, config.save_path, write)
     return progress.last_eval or {}
 
 

@@ -188,7 +188,7 @@ def _run(config: TrainRMConfig, engine: Engine) -> dict[str, float]:
     longest = max(int(data.lengths.max()) for data in (train, held_out) if data)
     check_positions(model.network, longest, config.max_len)
     main_only(engine, partial(check_room, config, model))
-    engine.prepare(model, optimizer_settings(config, plan))
+    engine.prepare(model, optimizer_settings(config, plan.total_steps))
     contrastive = None
     if config.contrastive:
         contrastive = ContrastiveSettings(

@@ -28,7 +28,7 @@ from openrlhf.cli.common import (
 from openrlhf.cli.model_card import policy_card
 from openrlhf.cli.parser import parse_config
 from openrlhf.cli.run_folder import check_outputs, check_room, publish_model
-from openrlhf.cli.splits import load_splits, refuse_training_rows
+from openrlhf.cli.splits import load_splits, problem_rows, refuse_training_rows
 from openrlhf.trainer.config import TrainConfig, TrainSFTConfig, validate
 from openrlhf.utils.manifest import write_manifest
 from openrlhf.utils.run_log import seed_everything
@@ -40,20 +40,7 @@ if TYPE_CHECKING:  # torch and transformers take seconds to import: flags are re
 logger = logging.getLogger(__name__)
 
 POCKET_PROBLEMS = 40_000  # training problems of the embedded task when --max_samples does not say otherwise
-
-
-def pocket_rows(config: TrainSFTConfig):
-    """Generated problems with their solutions; training and validation questions are disjoint."""
-    from dataclasses import asdict
-
-    import datasets
-
-    from openrlhf.datasets.pocket import generate_problems
-
-    def rows(split: str, count: int):
-        return datasets.Dataset.from_list([asdict(p) for p in generate_problems(split, count, seed=config.seed)])
-
-    return rows("sft", config.max_samples or POCKET_PROBLEMS), rows("validation", 500)
+POCKET_HELD_OUT = 500
 
 
 def load_data(config: TrainSFTConfig, tokenizer) -> tuple[SFTData, SFTData | None]:
@@ -61,7 +48,11 @@ def load_data(config: TrainSFTConfig, tokenizer) -> tuple[SFTData, SFTData | Non
     from openrlhf.datasets.sft import SFTOptions, prepare_sft
 
     is_pocket = config.dataset == POCKET
-    train_rows, eval_rows = pocket_rows(config) if is_pocket else load_splits(config, config.input_key)
+    if is_pocket:
+        train_rows = problem_rows("sft", config.max_samples or POCKET_PROBLEMS, config.seed)
+        eval_rows = problem_rows("validation", POCKET_HELD_OUT, config.seed)
+    else:
+        train_rows, eval_rows = load_splits(config, config.input_key)
     options = SFTOptions(
         input_key=config.input_key,
         output_key=config.output_key,
@@ -155,7 +146,7 @@ def _run(config: TrainSFTConfig, engine: Engine) -> dict[str, float]:
     model = load_policy(config, engine, tokenizer)
     check_positions(model, int(train.lengths.max()), config.max_len)
     main_only(engine, partial(check_room, config, model))
-    engine.prepare(model, optimizer_settings(config, plan))
+    engine.prepare(model, optimizer_settings(config, plan.total_steps))
     trainer = SFTTrainer(engine, train, plan, tokenizer.pad_token_id, held_out)
     write = partial(write_policy, config, engine, model, tokenizer)
     settings = loop_settings(config, train.fingerprint, write_model=write)
