@@ -130,8 +130,8 @@ def run(config: SteeringConfig) -> dict[str, Any]:
             attribute=list(GOALS), min_value=1,
         )
     )  # fmt: skip
-    answers = decode(config, policy, model_path, folder / "goals")
     problems = generate_problems("test", config.questions)
+    answers = decode(config, policy, model_path, folder / "goals", problems)
     figures = summarise(answers, problems, config.bootstrap)
     figures["settings"] = {name: value for name, value in vars(config).items() if name != "save_dir"}
     atomic_write_text(folder / "steering.json", json.dumps(figures, indent=2) + "\n")
@@ -141,8 +141,10 @@ def run(config: SteeringConfig) -> dict[str, Any]:
     return figures
 
 
-def decode(config: SteeringConfig, policy_path: str, model_path: Path, goals_path: Path) -> dict[str, list[Answered]]:
-    """Answers of the test questions in every direction, seed by seed."""
+def decode(
+    config: SteeringConfig, policy_path: str, model_path: Path, goals_path: Path, problems: Sequence[PocketProblem]
+) -> dict[str, list[Answered]]:
+    """Answers of the problems in every direction, seed by seed."""
     from tqdm import tqdm
 
     from decoding.beam import BeamSettings
@@ -150,7 +152,7 @@ def decode(config: SteeringConfig, policy_path: str, model_path: Path, goals_pat
     from decoding.guided_settings import Guidance, GuidedSettings
     from decoding.records import Question
     from openrlhf.cli.reward_checkpoint import find_checkpoint
-    from openrlhf.datasets.pocket import DEFAULT_LEVEL, generate_problems
+    from openrlhf.datasets.pocket import DEFAULT_LEVEL
     from openrlhf.datasets.templates import render_prompt
     from openrlhf.evaluation.sampling import pocket_response_limit
     from openrlhf.models.policy import Policy
@@ -160,7 +162,7 @@ def decode(config: SteeringConfig, policy_path: str, model_path: Path, goals_pat
     model, tokenizer = checkpoint.load()
     policy = Policy.from_pretrained(policy_path, model.device)
     questions = []
-    for index, problem in enumerate(generate_problems("test", config.questions)):
+    for index, problem in enumerate(problems):
         prompt = render_prompt(POCKET, problem.question)
         questions.append(Question(index, problem.question, prompt, prompt, problem.answer))
     answers: dict[str, list[Answered]] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os.path
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -62,11 +62,16 @@ def decode_guided(
     unread = [question.index for question in questions if question.reward_prompt is None]
     if model is not None and unread:
         raise ValueError(f"question {unread[0]} has no reward_prompt, which the reward model reads before the response")
+    same_tokens = model is not None and same_tokenizer(policy.tokenizer, tokenizer)
+
+    def open_scorer(asked: Sequence[Question]) -> PrefixScorer:
+        return PrefixScorer(model, tokenizer, goals, [one.reward_prompt for one in asked], same_tokens)
+
     for group, prompts in cut_batches(policy, questions, settings):
         started = time.perf_counter()
         scorer = evaluation = None
         if guidance.reads_reward_model:
-            scorer = _scorer(policy, model, tokenizer, goals, group)
+            scorer = open_scorer(group)
         if guidance.self_evaluation:
             evaluation = SelfEvaluation(policy, prompts, chat)
         judge = Judge(guidance, [question.index for question in group], seed, scorer, evaluation)
@@ -79,7 +84,7 @@ def decode_guided(
         found = search(names, batch.extend, settings.beam, batch.uniform, batch.on_step)
         answers = [batch.answer(number, beams, method, with_trace) for number, beams in enumerate(found)]
         if model is not None and scorer is None:
-            answers = _score_answers(policy, model, tokenizer, goals, answers)
+            answers = _score_answers(open_scorer, answers)
         seconds = (time.perf_counter() - started) / len(group)
         yield from (replace(one, seconds=seconds) for one in answers)
 
@@ -236,17 +241,13 @@ def _plain(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else float(f"{value:.6g}")
 
 
-def _scorer(policy: Policy, model: RewardModel, tokenizer, goals, questions: Sequence[Question]) -> PrefixScorer:
-    prompts = [question.reward_prompt for question in questions]
-    same = same_tokenizer(policy.tokenizer, tokenizer)
-    return PrefixScorer(model, tokenizer, goals, prompts, same)
-
-
-def _score_answers(policy: Policy, model: RewardModel, tokenizer, goals, answers: list[Answered]) -> list[Answered]:
+def _score_answers(
+    open_scorer: Callable[[Sequence[Question]], PrefixScorer], answers: list[Answered]
+) -> list[Answered]:
     """Answers with the reward model's figures of their responses, which nothing has read so far."""
     owners = [answer.question for answer in answers for _ in answer.responses]
     responses = [one for answer in answers for one in answer.responses]
-    told = _scorer(policy, model, tokenizer, goals, owners).extend([RowText(r.ids, r.text, True) for r in responses])
+    told = open_scorer(owners).extend([RowText(r.ids, r.text, True) for r in responses])
     scored = iter(map(with_scores, responses, told))
     return [replace(answer, responses=[next(scored) for _ in answer.responses]) for answer in answers]
 

@@ -18,6 +18,7 @@ from openrlhf.cli.common import resolve_pocket_model
 from openrlhf.cli.reward_checkpoint import RewardCheckpoint, find_checkpoint, model_folder
 from openrlhf.evaluation.goal_state import GoalState
 from openrlhf.evaluation.threshold_choice import check_disjoint
+from openrlhf.models.key_values import context_of
 from openrlhf.models.pretrained import checkpoint_fingerprint, is_adapter, load_tokenizer
 
 logger = logging.getLogger(__name__)
@@ -167,4 +168,4 @@ def _check_contexts(
 
 
 def _context(folder: str) -> int | None:
-    return getattr(AutoConfig.from_pretrained(folder).get_text_config(), "max_position_embeddings", None)
+    return context_of(AutoConfig.from_pretrained(folder))
