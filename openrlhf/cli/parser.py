@@ -7,9 +7,9 @@ import dataclasses
 import difflib
 import sys
 import types
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
 Config = TypeVar("Config")
 
@@ -30,11 +30,13 @@ class FlagParser(argparse.ArgumentParser):
     """Flags of a configuration dataclass, as transformers' HfArgumentParser makes them, without its import.
 
     Every field is a flag with underscores, with dashes, and under the aliases of its metadata. No abbreviations; the
-    error on an unknown flag names the nearest known one.
+    error on an unknown flag names the nearest known one. Flags of other programs, a mapping of reasons to prefixes in
+    the class's `foreign_flags`, are all told at once with the reason why there is no such thing here.
     """
 
     def __init__(self, config_class: type, **settings: Any) -> None:
         super().__init__(allow_abbrev=False, formatter_class=FlagFormatter, **settings)
+        self.foreign: Mapping[str, Sequence[str]] = getattr(config_class, "foreign_flags", {})
         hints = get_type_hints(config_class)
         for field in dataclasses.fields(config_class):
             if field.init:
@@ -62,12 +64,20 @@ class FlagParser(argparse.ArgumentParser):
             off = dict.fromkeys([f"--no_{field.name}", f"--no-{field.name.replace('_', '-')}"])
             self.add_argument(*off, action="store_false", dest=field.name, default=True, help=argparse.SUPPRESS)
 
+    def error(self, message: str) -> NoReturn:
+        """Say it in one line, without the usage of a hundred flags, and exit with code 2."""
+        self.exit(2, f"{self.prog}: error: {message}\n")
+
     def known_flags(self) -> list[str]:
         """Every accepted spelling."""
         return [option for action in self._actions for option in action.option_strings]
 
     def unknown_flag_message(self, arguments: Sequence[str]) -> str:
-        """One sentence for the first argument that is no flag of this command."""
+        """One sentence for all flags of other programs, or else for the first argument that is no flag of this one."""
+        foreign = self._foreign_flags(arguments)
+        if foreign:
+            told = "; ".join(f"{', '.join(flags)}: {reason}" for reason, flags in foreign.items())
+            return f"drop flags that this command does not have. {told}"
         first = arguments[0]
         name = first.split("=")[0]
         if not name.startswith("-"):
@@ -79,6 +89,17 @@ class FlagParser(argparse.ArgumentParser):
             near = difflib.get_close_matches("--" + name.rsplit(".", 1)[1], known, n=1, cutoff=0.5)
         hint = f"; did you mean {near[0]}?" if near else "; see --help"
         return f"unknown flag {name}{hint}"
+
+    def _foreign_flags(self, arguments: Sequence[str]) -> dict[str, list[str]]:
+        """The flags of other programs among these words, by the reason why they are refused."""
+        found: dict[str, list[str]] = {}
+        for name in dict.fromkeys(word.split("=")[0] for word in arguments if word.startswith("--")):
+            plain = name[2:].replace("-", "_")
+            for reason, prefixes in self.foreign.items():
+                if plain.startswith(tuple(prefixes)):
+                    found.setdefault(reason, []).append(name)
+                    break
+        return found
 
 
 def _reading(hint: Any, field: dataclasses.Field) -> dict[str, Any]:

@@ -61,6 +61,8 @@ def check_outputs(config: TrainConfig) -> None:
     """Refuse save paths and services that cannot work, before anything is loaded. Main process only."""
     check_replaceable(config.save_path, inputs=[config.pretrain, config.dataset, config.eval_dataset])
     target = Path(config.save_path).resolve()
+    if str(config.ckpt_path or "").startswith("s3:"):
+        raise ValueError(f"--ckpt_path {config.ckpt_path}: checkpoints of a run are read back; name a local folder")
     for name, folder in (("ckpt_path", config.checkpoint_folder), ("use_tensorboard", config.use_tensorboard)):
         if folder and target in (Path(folder).resolve(), *Path(folder).resolve().parents):
             raise ValueError(f"--{name} {folder} lies inside --save_path, which is replaced at the end")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from openrlhf.trainer.config import TrainConfig, flag, validate
+from openrlhf.trainer.foreign_flags import FOREIGN_FLAGS
 from openrlhf.trainer.ppo_settings import PPOSettings
 
 RULE = "rule"  # as --remote_rm_url: answers are compared with labels
@@ -14,6 +16,8 @@ RULE = "rule"  # as --remote_rm_url: answers are compared with labels
 @dataclass(frozen=True)
 class PPOConfig(TrainConfig):
     """Train a policy by reinforcement learning with any reward: PPO with a critic, or an estimator without one."""
+
+    foreign_flags: ClassVar = FOREIGN_FLAGS
 
     # models
     reward_pretrain: str | None = flag(
@@ -64,7 +68,12 @@ class PPOConfig(TrainConfig):
         "Scores of responses cut at the limit: times this factor in [0, 1], or this number where negative",
         "reward.stop_properly_penalty_coef",
     )
-    remote_rm_timeout: float | None = flag(None, "Seconds for a call of a function (600) or a request (180)")
+    remote_rm_timeout: float | None = flag(
+        None, "Seconds for a call of a function (600), a request (180), or one step of an agent (300)"
+    )
+    remote_rm_tries: int = flag(
+        8, "Failures of a reward server in a row that end the run; pauses of 0.5, 1, 2, ... up to 30 s: 8 last a minute"
+    )
 
     # data
     dataset: str | None = flag(
@@ -226,6 +235,12 @@ def validate_ppo(config: PPOConfig) -> None:
     """
     if not config.dataset:
         raise ValueError("--prompt_data is required")
+    unused = _changed(config, "lora_rank load_in_4bit s3_save_path save_best lora_alpha lora_dropout target_modules")
+    if unused:
+        raise ValueError(f"train_ppo trains all weights and saves the last ones locally: drop {', '.join(unused)}")
+    unused = _changed(config, "zero_stage zpg adam_offload overlap_comm grad_accum_dtype disable_trace_cache")
+    if unused:
+        raise ValueError(f"train_ppo runs in one process, without DeepSpeed: drop {', '.join(unused)}")
     if not 0 < config.learning_rate < 100 or not 0 < config.critic_learning_rate < 100:
         raise ValueError("--actor_learning_rate and --critic_learning_rate must be above 0")
     validate(config)
@@ -237,16 +252,25 @@ def validate_ppo(config: PPOConfig) -> None:
             f"--max_len {config.max_len} leaves no prompt beside --generate_max_len {config.generate_max_len}; raise "
             "the one or lower the other"
         )
-    if config.lora_rank > 0 or config.load_in_4bit or config.s3_save_path or config.save_best:
+    if config.agent_func_path and prompt_limit(config) >= config.max_len:
         raise ValueError(
-            "train_ppo trains all weights and saves the last ones locally: drop --lora_rank, --load_in_4bit, "
-            "--s3_save_path and --save_best"
+            f"--prompt_max_len {config.prompt_max_len} leaves an agent no room in an episode of --max_len "
+            f"{config.max_len} tokens; raise --max_len, such as to --prompt_max_len and --generate_max_len together"
         )
     if config.critic_pretrain and not settings_of(config).needs_critic:
         raise ValueError(f"--critic_pretrain: {config.advantage_estimator} has no critic; drop it or choose gae")
-    if config.zero_stage is not None:
-        raise ValueError("--zero_stage: train_ppo runs in one process; drop the flag")
+    if config.remote_rm_tries < 1 or (config.remote_rm_timeout is not None and not config.remote_rm_timeout > 0):
+        raise ValueError(
+            "--remote_rm_tries must be at least 1 and --remote_rm_timeout above 0, got "
+            f"{config.remote_rm_tries} and {config.remote_rm_timeout}"
+        )
     _validate_reward(config)
+
+
+def _changed(config: PPOConfig, names: str) -> list[str]:
+    """Those of these flags whose values are not the default."""
+    defaults = {field.name: field.default for field in dataclasses.fields(config)}
+    return [f"--{name}" for name in names.split() if getattr(config, name) != defaults[name]]
 
 
 def _validate_reward(config: PPOConfig) -> None:

@@ -98,9 +98,10 @@ def check_algorithm(
     check_discounts(gamma, gae_lambda)
     if samples_per_prompt == 1 and (traits.groups or filter_range is not None):
         needs = f"the estimator {estimator!r}" if traits.groups else "dynamic filtering"
+        other = ", or choose reinforce or gae" if traits.groups else ""
         raise ValueError(
             f"{needs} compares responses to one prompt and learns nothing from a single one; raise "
-            f"samples_per_prompt to 2 or more{', or choose reinforce or gae' if traits.groups else ''}"
+            f"samples_per_prompt (--n_samples_per_prompt) to 2 or more{other}"
         )
     if traits.groups and gamma != 1:
         raise ValueError(f"{estimator!r} compares whole responses and knows no discount, got gamma={gamma}; pass 1")

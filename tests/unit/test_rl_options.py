@@ -42,7 +42,7 @@ def test_ordinary_choices_pass(name):
     [
         ("rlo", 4, {}, r"unknown advantage estimator 'rlo' \(did you mean 'rloo'\?\); known: gae, reinforce, rloo"),
         ("gae", 0, {}, "samples_per_prompt must be 1 or more, got 0"),
-        ("rloo", 1, {}, "'rloo' compares .* raise samples_per_prompt to 2 or more, or choose reinforce or gae"),
+        ("rloo", 1, {}, r"'rloo' compares .* \(--n_samples_per_prompt\) to 2 or more, or choose reinforce or gae"),
         ("reinforce_baseline", 1, {}, "raise samples_per_prompt"),
         ("group_norm", 1, {}, "raise samples_per_prompt"),
         ("dr_grpo", 1, {}, "raise samples_per_prompt"),
