@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from openrlhf.cli import train_rm
+from openrlhf.cli import train_ppo, train_rm
 from openrlhf.cli.parser import parse_config
 from openrlhf.trainer.config import TrainRMConfig
 
@@ -88,3 +88,37 @@ def curve(folder: Path, split: str = "train") -> dict[int, dict[str, float]]:
     """Lines of metrics.jsonl of one split by step."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().split("\n") if line]
     return {line["step"]: line for line in lines if line["split"] == split}
+
+
+def ppo_words(out: Path, *more: object, **changes) -> list[str]:
+    """Flags of two tiny rollouts of the pocket policy on pocket; a value of None drops a flag, True makes a switch."""
+    flags = {
+        "pretrain": "pocket",
+        "prompt_data": "pocket",
+        "save_path": out,
+        "max_samples": 8,
+        "rollout_batch_size": 4,
+        "n_samples_per_prompt": 2,
+        "train_batch_size": 8,
+        "generate_max_len": 32,
+        "init_kl_coef": 0,
+        "advantage_estimator": "rloo",
+        "eval_fraction": 0,
+    } | changes
+    words = []
+    for name, value in flags.items():
+        if value is not None:
+            words += [f"--{name}"] if value is True else [f"--{name}", *str(value).split()]
+    return words + [str(word) for word in more]
+
+
+def run_ppo(words: list[str], capsys) -> tuple[int, str, str]:
+    """Run train_ppo as its command does, in this process: exit code, what it printed, and its errors and log."""
+    capsys.readouterr()
+    code = 0
+    try:
+        train_ppo.main(words)
+    except SystemExit as stop:
+        code = stop.code
+    out, errors = capsys.readouterr()
+    return code, out, errors

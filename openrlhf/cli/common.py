@@ -282,7 +282,8 @@ def run_identity(config: TrainConfig, fingerprint: str) -> dict[str, Any]:
         "wandb_project wandb_run_name use_tensorboard logging_steps eval_steps save_steps save_hf_ckpt max_ckpt_num "
         "max_ckpt_mem disable_ds_ckpt save_best eval_dataset eval_split flash_attn attn_implementation dataset "
         "gradient_checkpointing gradient_checkpointing_use_reentrant micro_train_batch_size overlap_comm zpg "
-        "disable_trace_cache prefix_sharing batch_tokens strip_calculator include_unparsed".split()
+        "disable_trace_cache prefix_sharing batch_tokens strip_calculator include_unparsed remote_rm_timeout "
+        "remote_rm_tries".split()
     )
     if config.save_best:
         free.remove("save_path")  # the best model so far lies there

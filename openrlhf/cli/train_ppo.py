@@ -44,7 +44,7 @@ def load_prompts(config: PPOConfig, tokenizer: Any) -> tuple[PromptData, PromptD
     is_pocket = config.dataset == POCKET
     if is_pocket:
         train = problem_rows("train", config.max_samples or POCKET_PROMPTS, config.seed)
-        held_out = problem_rows("validation", POCKET_HELD_OUT, config.seed)
+        held_out = problem_rows("validation", POCKET_HELD_OUT, config.seed) if config.eval_fraction > 0 else None
     else:
         train, held_out = load_splits(config, config.input_key)
     options = PromptOptions(
@@ -88,6 +88,7 @@ def load_source(config: PPOConfig, spec: str, has_labels: bool) -> RewardSource:
         spec,
         find_checkpoint=partial(find_checkpoint, input_template=config.reward_template),
         timeout_s=config.remote_rm_timeout,
+        tries=config.remote_rm_tries,
         **(settings if of_model else {}),
     )
 
@@ -97,7 +98,7 @@ def load_reward(config: PPOConfig, has_labels: bool) -> Any:
     if config.agent_func_path:
         from openrlhf.rewards.agent_file import load_agent
 
-        return load_agent(config.agent_func_path)
+        return load_agent(config.agent_func_path, step_limit_s=config.remote_rm_timeout)
     from openrlhf.rewards.source import WeightedSum
 
     sources = [load_source(config, spec, has_labels) for spec in source_specs(config)]

@@ -78,7 +78,7 @@ class RemoteReward:
                     if count == self.tries:
                         failed.append(_told(server, count, error))
                     else:
-                        time.sleep(self._pause(count, error))
+                        time.sleep(self._pause(server, count, error))
         if len(failed) == len(self.servers):
             raise RuntimeError("; ".join(failed))
         for told in failed:
@@ -114,8 +114,14 @@ class RemoteReward:
         size = share * request.group_size
         return [(start, min(start + size, len(request))) for start in range(0, len(request), size)]
 
-    def _pause(self, failures: int, error: TransientError) -> float:
-        return min(max(self.pause_s * 2 ** (failures - 1), error.pause_s), LONGEST_PAUSE_S)
+    def _pause(self, server: RewardServer, failures: int, error: TransientError) -> float:
+        """Seconds until the next try, which are told: a run that waits must not look like one that hangs."""
+        pause_s = min(max(self.pause_s * 2 ** (failures - 1), error.pause_s), LONGEST_PAUSE_S)
+        logger.warning(
+            "reward server %s: try %d of %d failed (%s); again in %g s",
+            server.shown, failures, self.tries, error, pause_s,
+        )  # fmt: skip
+        return pause_s
 
 
 class _Call:
@@ -165,7 +171,7 @@ class _Call:
                     self.changed.notify_all()
                     if number in self.given_up:
                         return
-                    self.changed.wait_for(self._is_over, timeout=self.source._pause(failures, error))
+                    self.changed.wait_for(self._is_over, timeout=self.source._pause(server, failures, error))
             except BaseException as error:
                 told = _told(server, failures + 1, error)
                 with self.changed:

@@ -93,6 +93,7 @@ class RunLog:
         self._board: Any = None
         self._wandb_splits: set[str] = set()
         self._closed = not is_main
+        self._bars: list[tqdm] = []
         if not is_main:
             return
         self.run_dir.mkdir(parents=True, exist_ok=True)
@@ -136,7 +137,7 @@ class RunLog:
     def progress(self, total: int, initial: int = 0, desc: str = "") -> tqdm:
         """Progress bar on stderr, main process only; drawn twice a second on a terminal, twice a minute in a file."""
         interval = 0.5 if sys.stderr.isatty() else 30.0
-        return tqdm(
+        bar = tqdm(
             total=total,
             initial=initial,
             desc=desc,
@@ -145,12 +146,16 @@ class RunLog:
             maxinterval=max(10.0, interval),
             dynamic_ncols=True,
         )
+        self._bars.append(bar)
+        return bar
 
     def close(self, status: str = "finished") -> None:
-        """Write the end of the run into manifest.json, if there is one, and end wandb and TensorBoard; once."""
+        """Write the end of the run into manifest.json, if there is one, and end bars, wandb and TensorBoard; once."""
         if self._closed:
             return
         self._closed = True
+        for bar in self._bars:  # an error that follows starts on a line of its own
+            bar.close()
         finish_manifest(self.run_dir, status)
         if self._wandb_run is not None:
             try:

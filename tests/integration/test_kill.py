@@ -7,7 +7,17 @@ import time
 import pytest
 
 from openrlhf.utils.checkpoint import latest_checkpoint, list_checkpoints
-from tests.runs import arguments, command, curve, largest_difference, train, weights, write_pairs
+from tests.runs import (
+    arguments,
+    command,
+    curve,
+    largest_difference,
+    ppo_words,
+    run_ppo,
+    train,
+    weights,
+    write_pairs,
+)
 from tests.tiny import save_tiny_causal_lm
 
 SETTINGS = {"max_epochs": 8, "save_steps": 1, "max_ckpt_num": 2}
@@ -63,3 +73,30 @@ def test_killed_five_times_and_once_while_saving(tmp_path):
     assert sorted(resumed) == list(range(1, STEPS + 1))
     assert all(whole[step]["loss"] == resumed[step]["loss"] for step in whole)
     assert not [p for p in checkpoints.iterdir() if p.name.startswith(".")]  # leftovers of dead runs are gone
+
+
+@pytest.mark.slow
+def test_reinforcement_learning_that_is_killed_goes_on(tmp_path, capsys):
+    """With a critic, a reference and a moving KL coefficient: everything that a checkpoint has to hold."""
+    settings = {
+        "advantage_estimator": "gae",
+        "critic_learning_rate": 1e-3,
+        "actor_learning_rate": 1e-3,
+        "init_kl_coef": 0.1,
+        "kl_target": 0.05,
+        "max_samples": 48,
+        "save_steps": 2,
+    }
+    assert run_ppo(ppo_words(tmp_path / "whole", **settings, ckpt_path=tmp_path / "other"), capsys)[0] == 0
+    words = ppo_words(tmp_path / "killed", **settings)
+    process = command("-m", "openrlhf.cli.train_ppo", *words, stdout=-3, stderr=-3)
+    wait_until(lambda: newest_step(tmp_path / "killed-checkpoints") >= 4, process)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (tmp_path / "killed" / "model.safetensors").exists()
+    assert run_ppo([*words, "--load_checkpoint"], capsys)[0] == 0
+    assert largest_difference(weights(tmp_path / "whole"), weights(tmp_path / "killed")) == 0
+    curves = [curve(tmp_path / name) for name in ("whole", "killed")]
+    assert list(curves[0]) == list(curves[1]) == list(range(1, 13))
+    for name in ("reward", "kl", "kl_coef", "policy_loss", "value_loss", "explained_variance"):
+        assert [line.get(name) for line in curves[0].values()] == [line.get(name) for line in curves[1].values()]

@@ -16,7 +16,7 @@ from openrlhf.trainer.engine import OptimizerSettings
 from openrlhf.trainer.ppo_config import PPOConfig
 from openrlhf.trainer.ppo_settings import PPOSettings
 from openrlhf.trainer.ppo_trainer import PPOTrainer, make_trainer
-from tests.runs import curve, largest_difference, weights
+from tests.runs import curve, largest_difference, ppo_words, weights
 from tests.tiny import tiny_config, tiny_reward_model, tiny_tokenizer
 
 TOKENS = 12
@@ -345,6 +345,13 @@ def test_dry_run_shows_the_settings(start, files, tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
+def test_pocket_without_evaluation(tmp_path):
+    config = parse_config(PPOConfig, ppo_words(tmp_path / "out", eval_fraction=0))
+    assert train_ppo.load_prompts(config, train_ppo.training_tokenizer(config))[1] is None
+    config = parse_config(PPOConfig, ppo_words(tmp_path / "out", eval_fraction=0.02))
+    assert len(train_ppo.load_prompts(config, train_ppo.training_tokenizer(config))[1]) == 500
+
+
 def test_several_rewards_are_weighted_and_logged_apart(start, files, tmp_path):
     changes = {"remote_rm_url": f"{files / 'reward.py'},rule", "reward_weights": "1 2", "label_key": "answer"}
     run(start, files, tmp_path / "out", advantage_estimator="rloo", init_kl_coef=0, **changes)
@@ -384,7 +391,7 @@ def test_a_model_that_the_run_reads_is_not_replaced(start, files, tmp_path):
         ({"goal_state_path": "x"}, "goal shaping needs"),
         ({"normalize_reward": True}, "needs a reward model"),
         ({"agent_func_path": "x.py"}, "an agent gives rewards of its own"),
-        ({"zero_stage": 2}, "runs in one process"),
+        ({"zero_stage": 2}, "runs in one process, without DeepSpeed: drop --zero_stage"),
         ({"prompt_data": None}, "--prompt_data is required"),
         ({"lora_rank": 4}, "trains all weights"),
         ({"use_kl_loss": True}, "k1 in the loss"),

@@ -258,6 +258,15 @@ def test_the_pause_that_a_server_asks_for_is_kept(fake):
     assert time.monotonic() - start >= 1
 
 
+def test_each_try_that_fails_is_told(fake, caplog):
+    """A run that waits for a server must not look like one that hangs."""
+    server = fake(500, 503)
+    client(server).score(THREE)
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 2 and told[0].startswith(f"reward server {server.url}: try 1 of 5 failed (status 500: ")
+    assert told[0].endswith("; again in 0.01 s") and told[1].endswith("; again in 0.02 s")
+
+
 def test_the_token_is_sent_and_not_shown(fake):
     server = fake(None, 403)
     source = client(server.url.replace("http://", "http://user:secret@") + "?key=secret", token="very-secret")

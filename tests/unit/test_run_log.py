@@ -126,6 +126,13 @@ class BrokenTracker:
         return fail
 
 
+def test_an_error_starts_on_a_line_of_its_own(tmp_path, capsys):
+    with pytest.raises(ValueError), RunLog(tmp_path, "train_rm", {}) as log:
+        log.progress(10).update(3)
+        raise ValueError("stop")
+    assert capsys.readouterr().err.endswith("\n")
+
+
 def test_a_tracker_that_fails_later_warns_once_and_the_run_goes_on(tmp_path, monkeypatch, caplog):
     wandb, board = BrokenTracker(), BrokenTracker()
     monkeypatch.setattr(run_log, "_start_wandb", lambda *args: wandb)
