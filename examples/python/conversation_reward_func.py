@@ -13,12 +13,15 @@ from openrlhf.cli.reward_checkpoint import find_checkpoint
 from openrlhf.rewards.model import TextScorer
 
 FEW_WORDS = 10
+MODEL = os.environ.get("QUALITY_MODEL")
+if not MODEL:
+    raise ValueError("set QUALITY_MODEL to the reward model that judges, such as ckpt/my_reward_model")
 
 
 @functools.cache
 def quality_model() -> TextScorer:
     """The model, loaded at the first call."""
-    checkpoint = find_checkpoint(os.environ["QUALITY_MODEL"], input_template="{}")
+    checkpoint = find_checkpoint(MODEL, input_template="{}")
     return TextScorer(*checkpoint.load(), checkpoint.max_len)
 
 

@@ -146,7 +146,7 @@ class AgentExecutorBase:
                 "label": label,
                 "sampling_params": copy.copy(params),
             }
-            names = {"observation": before, "action": action, "prompt": prompt, **states}
+            names = {"observation": before, "state": before, "action": action, "prompt": prompt, **states}
             title = f"{name}.step"
             try:
                 returned = await call(agent.step, states, names, self.step_limit_s)

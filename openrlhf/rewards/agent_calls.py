@@ -9,9 +9,11 @@ import inspect
 import logging
 import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from openrlhf.rewards.python_file import raised_at
 
 logger = logging.getLogger(__name__)
 
@@ -43,9 +45,9 @@ async def construct(agent_class: type) -> Any:
         instance = agent_class.__new__(agent_class)
         made = instance.__init__()
         if inspect.isawaitable(made):
-            await made
+            await _in_agents_loop(made)
     except Exception as error:
-        raise AgentError(f"{agent_class.__name__}() raised {_told(error)}") from error
+        raise AgentError(f"{agent_class.__name__}() raised {_told(error, agent_class.__init__)}") from error
     return instance
 
 
@@ -65,16 +67,46 @@ async def call(method: Callable, states: Mapping[str, Any], names: Mapping[str, 
 
     async def run() -> Any:
         if inspect.iscoroutinefunction(method):
-            return await method(*args, **kwargs)
+            return await _in_agents_loop(method(*args, **kwargs))
         returned = await _in_thread(functools.partial(method, *args, **kwargs))
-        return await returned if inspect.isawaitable(returned) else returned
+        return await _in_agents_loop(returned) if inspect.isawaitable(returned) else returned
 
     try:
         return await asyncio.wait_for(run(), time_limit_s)
     except asyncio.TimeoutError as error:  # noqa: UP041  (another class than TimeoutError in Python 3.10)
+        _leave_agents_loop()
         raise AgentError(f"{title} took more than {time_limit_s:g} s, or raised a timeout of its own") from error
     except Exception as error:
-        raise AgentError(f"{title} raised {_told(error)}") from error
+        hint = ""
+        if "label" in names and names["label"] is None:
+            hint = " (the sample has no label; if the agent needs one, name its column by --label_key)"
+        raise AgentError(f"{title} raised {_told(error, method)}{hint}") from error
+
+
+_agents_loop: asyncio.AbstractEventLoop | None = None  # where the coroutines of agents run
+
+
+async def _in_agents_loop(awaitable: Awaitable) -> Any:
+    """What a coroutine of an agent gives, run in an event loop of the agents' own, in a daemon thread: one that blocks,
+    such as by `time.sleep`, holds up neither the policy nor its time limit. The loop stays the same over all calls."""
+    global _agents_loop
+    if _agents_loop is None:
+        _agents_loop = asyncio.new_event_loop()
+        threading.Thread(target=_agents_loop.run_forever, name="agents", daemon=True).start()
+
+    async def run() -> Any:
+        try:
+            return await awaitable
+        except (KeyboardInterrupt, SystemExit) as error:  # they would end the loop
+            raise RuntimeError(f"{type(error).__name__} in an agent: {error}") from error
+
+    return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(run(), _agents_loop))
+
+
+def _leave_agents_loop() -> None:
+    """Later calls get a new loop: something may block this one."""
+    global _agents_loop
+    _agents_loop = None
 
 
 async def _in_thread(function: Callable[[], Any]) -> Any:
@@ -142,9 +174,10 @@ def read_observation(returned: Any, title: str) -> tuple[str, Any]:
 def read_step(returned: Any, title: str, text_so_far: str = "") -> StepResult:
     """Read what `step` returned.
 
-    Accepts a dictionary with the keys of STEP_KEYS and OPTIONAL_STEP_KEYS; (feedback, reward, done, info); or
-    (feedback, reward, terminated, truncated, info). In a tuple the feedback is a text, None, or a dictionary that holds
-    it, and info becomes the extra logs. A dictionary may hold `next_observation` in place of `environment_feedback`.
+    Accepts a dictionary with the keys of STEP_KEYS and OPTIONAL_STEP_KEYS; (feedback, reward, done, info), its first
+    two also the other way round; or (feedback, reward, terminated, truncated, info). In a tuple the feedback is a
+    text, None, or a dictionary that holds it, and info becomes the extra logs. A dictionary may hold
+    `next_observation` in place of `environment_feedback`.
 
     Args:
         text_so_far: a `next_observation` (or a tuple's feedback) that begins with all of this is the conversation so
@@ -154,6 +187,8 @@ def read_step(returned: Any, title: str, text_so_far: str = "") -> StepResult:
     """
     if isinstance(returned, tuple) and len(returned) in (4, 5):
         feedback, reward, *ends, info = returned
+        if not isinstance(feedback, str | Mapping | None) and isinstance(reward, str):  # the order of OpenRLHF 0.8.0
+            feedback, reward = reward, feedback
         if isinstance(feedback, Mapping):
             feedback = next((feedback[name] for name in _FEEDBACK_NAMES if name in feedback), None)
         info = {} if info is None else info
@@ -245,8 +280,8 @@ def _flag(value: Any, title: str) -> bool:
         raise AgentError(f"'done' of {title} must be True or False, got {_described(value)}") from None
 
 
-def _told(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
+def _told(error: Exception, function: Callable) -> str:
+    return f"{type(error).__name__}: {error}{raised_at(error, function)}"
 
 
 def _described(value: Any) -> str:

@@ -22,12 +22,13 @@ from openrlhf.rewards.python_file import run_file
 _OLD_ARGUMENTS = ("max_length", "llm_engine", "hf_tokenizer", "result_queue")
 
 
-def load_agent(path: str | Path, max_turns: int | None = None) -> Any:
+def load_agent(path: str | Path, max_turns: int | None = None, step_limit_s: float | None = None) -> Any:
     """The executor that a Python file defines.
 
     Args:
         path: the file; it is run once.
         max_turns: actions of one episode at most; None leaves it to the file (MAX_TURNS where it says nothing).
+        step_limit_s: seconds of one call of reset or step; None leaves it to the file (STEP_LIMIT_S).
     Raises:
         ValueError: no such file, an error while it runs, no agent in it, or an executor that cannot be made.
     """
@@ -35,6 +36,8 @@ def load_agent(path: str | Path, max_turns: int | None = None) -> Any:
     executor = _find_executor(module, str(path), max_turns if max_turns is not None else MAX_TURNS)
     if max_turns is not None:
         executor.max_turns = max_turns
+    if step_limit_s is not None:
+        executor.step_limit_s = step_limit_s
     return executor
 
 
@@ -45,8 +48,10 @@ def _run(path: Path) -> ModuleType:
         raise ValueError(f"{path} is not a Python file; an agent file ends in .py")
     try:
         return run_file(path)
-    except Exception as error:
-        raise ValueError(f"{path} fails when it is run: {type(error).__name__}: {error}") from error
+    except (Exception, SystemExit) as error:
+        vllm = isinstance(error, ImportError) and (error.name or "").split(".")[0] == "vllm"
+        hint = "; the policy samples by itself: take SamplingParams from openrlhf.models.sampling" if vllm else ""
+        raise ValueError(f"{path} fails when it is run: {type(error).__name__}: {error}{hint}") from error
 
 
 def _find_executor(module: ModuleType, path: str, max_steps: int) -> Any:

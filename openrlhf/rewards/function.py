@@ -16,7 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from openrlhf.rewards.numbers import Logs, read_logs, read_numbers
-from openrlhf.rewards.python_file import run_file
+from openrlhf.rewards.python_file import raised_at, run_file
 from openrlhf.rewards.source import RewardRequest, RewardResult
 
 logger = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ class FunctionReward:
         except _LateError as error:
             raise RuntimeError(
                 f"reward function {self.shown} gave no answer for {len(request)} samples within "
-                f"{self.time_limit_s:g} s; make it faster, or raise its time limit"
+                f"{self.time_limit_s:g} s; make it faster, or raise its time limit (--remote_rm_timeout)"
             ) from error
         except _RaisedError as error:
             raise RuntimeError(self._explained(error.cause, request)) from error.cause
@@ -104,11 +104,10 @@ class FunctionReward:
         return value
 
     def _explained(self, error: BaseException, request: RewardRequest) -> str:
-        own = getattr(getattr(inspect.unwrap(self.function), "__code__", None), "co_filename", None)
-        frames = traceback.extract_tb(error.__traceback__)
-        frames = [frame for frame in frames if frame.filename == own] or frames
-        place = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+        place = raised_at(error, self.function)
         told = f"reward function {self.shown} raised {type(error).__name__}: {str(error)[:500]}{place}"
+        if request.labels is None:
+            told += " (the samples have no labels; if it needs them, name their column by --label_key)"
         failing = self._failing_sample(request)
         if failing is None:
             return f"{told}; called with the samples 0 to {len(request) - 1} together"
@@ -178,7 +177,7 @@ def load_reward_function(path: str | Path, name: str = "reward_func") -> Callabl
             for key, value in vars(module).items()
             if inspect.isfunction(value) and value.__module__ == module.__name__
         ]
-        agent = hasattr(module, "AgentExecutor") or hasattr(module, "AgentInstance")
+        agent = any(callable(getattr(module, key, None)) for key in ("AgentExecutor", "AgentInstanceBase", "step"))
         hint = "it defines an agent: pass it as --agent_func_path" if agent else f"found the functions {own}"
         raise ValueError(f"{path} has no function {name}(queries, prompts, labels, **kwargs); {hint}")
     return function

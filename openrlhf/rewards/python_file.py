@@ -1,10 +1,13 @@
-"""A user's Python file as a module."""
+"""A user's Python file as a module, and where its code raised."""
 
 from __future__ import annotations
 
 import hashlib
 import importlib.util
+import inspect
 import sys
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -25,3 +28,11 @@ def run_file(path: Path) -> ModuleType:
         del sys.modules[name]
         raise
     return module
+
+
+def raised_at(error: BaseException, function: Callable) -> str:
+    """Where an error came from, as " at FILE:LINE": the last line of the function's own file, else the last of all."""
+    own = getattr(getattr(inspect.unwrap(function), "__code__", None), "co_filename", None)
+    frames = traceback.extract_tb(error.__traceback__)
+    frames = [frame for frame in frames if frame.filename == own] or frames
+    return f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""

@@ -343,27 +343,52 @@ def test_a_fault_ends_the_other_episodes():
     assert time.monotonic() - began < 10 and len(ended) == 3
 
 
-@pytest.mark.parametrize("is_async", [True, False])
-def test_a_hanging_step_is_ended_at_its_limit(is_async):
-    """Also a sync one, whose thread cannot be ended: it must not hold up the program."""
+@pytest.mark.parametrize("kind", ["sync", "async", "async that blocks"])
+def test_a_hanging_step_is_ended_at_its_limit(kind):
+    """Also one whose thread, or event loop, cannot be ended: it must not hold up the program, nor later episodes."""
 
-    class Agent(AgentInstanceBase):
-        if is_async:
+    class Sync(AgentInstanceBase):
+        def step(self, states):
+            time.sleep(30)
 
-            async def step(self, states):
-                await asyncio.sleep(30)
+    class Async(AgentInstanceBase):
+        async def step(self, states):
+            await asyncio.sleep(30)
 
-        else:
+    class Blocking(AgentInstanceBase):
+        async def step(self, states):
+            time.sleep(30)
 
-            def step(self, states):
-                time.sleep(30)
-
-    executor = MultiTurnAgentExecutor(Agent)
+    executor = MultiTurnAgentExecutor({"sync": Sync, "async": Async, "async that blocks": Blocking}[kind])
     executor.step_limit_s = 0.2
     began = time.monotonic()
     with pytest.raises(AgentError, match=r"sample 0: turn 1: .*step took more than 0.2 s"):
         play(executor, Script("yes"))
+    assert play(answers(step(0.5)), Script("yes"))[0].reward == 0.5
     assert time.monotonic() - began < 10
+
+
+def test_coroutines_of_agents_keep_their_event_loop_over_rollouts():
+    """Sessions and locks that a file makes once belong to it."""
+    loops = []
+
+    class Agent(AgentInstanceBase):
+        async def step(self, states):
+            loops.append(asyncio.get_running_loop())
+            return step(1.0)
+
+    play(Agent, Script("yes"), ["how"] * 3, [0, 1, 2])
+    play(Agent, Script("yes"))
+    assert len(loops) == 4 and len(set(map(id, loops))) == 1
+
+
+def test_an_async_agent_that_exits_is_an_error():
+    class Agent(AgentInstanceBase):
+        async def step(self, states):
+            raise SystemExit(3)
+
+    with pytest.raises(AgentError, match="sample 0: turn 1: .*SystemExit in an agent: 3"):
+        play(Agent, Script("yes"))
 
 
 @pytest.mark.parametrize("missing", [float("nan"), None, torch.tensor(float("nan")), np.float32("nan")])
@@ -383,7 +408,7 @@ def test_a_constructor_or_reset_that_raises():
         def reset(self, states):
             return {"text": "x"}
 
-    with pytest.raises(AgentError, match=r"Broken\(\) raised OSError: no display"):
+    with pytest.raises(AgentError, match=r"Broken\(\) raised OSError: no display at test_agent.py:\d+"):
         play(Broken, Script("yes"))
     with pytest.raises(AgentError, match=r"returned a dictionary with the keys \['text'\]; expected .*'observation'"):
         play(BadReset, Script("yes"))
@@ -420,6 +445,8 @@ def test_images_are_refused():
     [
         (("go on", 0.5, False, {"a": 1}), ("go on", 0.5, False, {"a": 1})),
         ((None, 1, True, None), ("", 1.0, True, {})),
+        ((torch.tensor([0.5]), "said so far and on", True, {}), (" and on", 0.5, True, {})),
+        ((0.5, "and on", True, None), ("and on", 0.5, True, {})),
         (({"prompt": "result"}, 0.0, False, {}), ("result", 0.0, False, {})),
         (({}, 1.0, True, {"correct": True}), ("", 1.0, True, {"correct": True})),
         (("x", 1.0, False, True, {}), ("x", 1.0, True, {})),

@@ -245,6 +245,12 @@ def test_turns_are_limited_by_the_caller(policy: Policy, tmp_path):
         assert (episode.turns, episode.ended) == (2, "turns")
 
 
+def test_time_of_a_step_is_limited_by_the_caller(policy: Policy, tmp_path):
+    file = write(tmp_path, "import time\n" + GENERATION_3.replace("self.step_idx += 1", "time.sleep(60)"))
+    with pytest.raises(RuntimeError, match="AgentInstance.step took more than 0.2 s"):
+        play(load_agent(file, step_limit_s=0.2), policy, ["1"])
+
+
 def test_classes_of_a_file_can_be_pickled(tmp_path):
     import pickle
 
@@ -259,6 +265,8 @@ def test_classes_of_a_file_can_be_pickled(tmp_path):
         ("def reward_func(queries, prompts, labels): ...", "pass it as --remote_rm_url"),
         ("1 / 0", "fails when it is run: ZeroDivisionError"),
         ("def f(:", "fails when it is run: SyntaxError"),
+        ("raise SystemExit(2)", "fails when it is run: SystemExit: 2"),
+        ("from vllm.sampling_params import X", "No module named 'vllm'; .* take SamplingParams from openrlhf.models"),
         ("class AgentExecutor: pass", "needs an execute method; derive it from AgentExecutorBase"),
         (GENERATION_3.replace("def __init__(self):", "def __init__(self, url):"), r"asks for \['url'\]; write `def "),
         (GENERATION_3.replace("    def __init__(self):", "    async def __init__(self):"), "must not be async"),
