@@ -41,7 +41,6 @@ class PPORayConfig(PPOConfig):
     colocate_all_models: bool = flag(False, "See above: all models of a process share its GPU", "train.colocate_all")
     colocate_actor_ref: bool = flag(False, "See above")
     colocate_critic_reward: bool = flag(False, "See above")
-    vllm_num_engines: int = flag(0, "0: the policy samples by itself, and nothing else is there", "vllm.num_engines")
 
 
 def validate_ray(config: PPORayConfig) -> None:
@@ -50,18 +49,12 @@ def validate_ray(config: PPORayConfig) -> None:
     for name in ("actor_num_nodes", "actor_num_gpus_per_node"):
         if getattr(config, name) < 1:
             raise ValueError(f"--{name} must be at least 1, got {getattr(config, name)}")
-    if config.vllm_num_engines:
-        raise ValueError(
-            f"--vllm_num_engines {config.vllm_num_engines}: responses are sampled by the processes that train, there "
-            "are no engines beside them; drop this flag and the other vllm ones, and give their GPUs to "
-            "--actor_num_gpus_per_node"
-        )
 
 
 def without_effect(config: PPORayConfig) -> list[str]:
     """Names of given flags that change nothing: each process holds policy, reference, critic and reward model."""
     own = {field.name for field in fields(PPORayConfig)} - {field.name for field in fields(PPOConfig)}
-    return sorted(n for n in own if not n.startswith("actor_") and getattr(config, n) not in (None, False, 0))
+    return sorted(n for n in own if not n.startswith("actor_") and getattr(config, n) not in (None, False))
 
 
 def process_environments(nodes: int, per_node: int, address: str, port: int, gpus: bool) -> list[dict[str, str]]:

@@ -1,10 +1,13 @@
-"""Flags of OpenRLHF's train_ppo_ray that train_ppo does not have, flat and dotted, by the reason; see docs/rl.md."""
+"""Flags of OpenRLHF's train_ppo_ray that train_ppo does not have, flat and dotted, by the reason; see docs/rl.md.
+
+Those that say where models are placed are known to our train_ppo_ray.
+"""
 
 from __future__ import annotations
 
 # Reason -> beginnings of names. Names that train_ppo has never come here.
 FOREIGN_FLAGS: dict[str, tuple[str, ...]] = {
-    "all models share one process and one device, without Ray": (
+    "every process holds all models, and deepspeed, torchrun, srun or train_ppo_ray start the processes": (
         *(f"{model}{mark}num_" for model in ("ref", "reward", "critic", "actor") for mark in "_."),
         "colocate_",
         "train.colocate_",

@@ -103,7 +103,7 @@ def test_the_reason_is_told():
     message = parse_message(["--vllm_num_engines=2", "--packing-samples", "--colocate_all_models"])
     assert "--vllm_num_engines: responses are sampled by the policy itself, without vLLM" in message
     assert "--packing-samples: a forward pass takes --micro_train_batch_size" in message  # dashes as typed
-    assert "--colocate_all_models: all models share one process and one device, without Ray" in message
+    assert "--colocate_all_models: every process holds all models" in message
     assert parse_message(["--n_samples_per", "2"]).endswith("did you mean --n_samples_per_prompt?")
 
 

@@ -50,7 +50,6 @@ def test_openrlhf_placement_is_accepted_in_both_spellings_and_told():
 @pytest.mark.parametrize(
     "flags, words",
     [
-        (["--vllm_num_engines", "2"], "--vllm_num_engines 2: responses are sampled by the processes that train"),
         (["--actor_num_nodes", "0"], "--actor_num_nodes must be at least 1, got 0"),
         (["--actor_num_gpus_per_node", "-1"], "--actor_num_gpus_per_node must be at least 1, got -1"),
         (["--rollout_batch_size", "0"], "rollout_batch_size"),
