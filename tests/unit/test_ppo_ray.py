@@ -38,7 +38,15 @@ def test_one_process_is_no_group():
 
 def test_openrlhf_placement_is_accepted_in_both_spellings_and_told():
     flat = ["--ref_num_nodes", "1", "--reward_num_gpus_per_node", "2", "--colocate_actor_ref", "--actor_num_nodes", "2"]
-    dotted = ["--ref.num_nodes", "1", "--reward.num_gpus_per_node", "2", "--colocate_actor_ref", "--actor.num_nodes", "2"]
+    dotted = [
+        "--ref.num_nodes",
+        "1",
+        "--reward.num_gpus_per_node",
+        "2",
+        "--colocate_actor_ref",
+        "--actor.num_nodes",
+        "2",
+    ]
     config = config_of(*flat)
     assert config == config_of(*dotted)
     validate_ray(config)
