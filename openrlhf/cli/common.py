@@ -121,8 +121,12 @@ def start_ranks() -> Iterator[Ranks]:
     ranks.close()  # not after an error: the launcher ends the other processes, which may wait for this one
 
 
-def start_engine(config: TrainConfig) -> Engine:
-    """The engine that the flags and the launcher ask for; a dry run starts none but the launcher's."""
+def start_engine(config: TrainConfig, varying_passes: bool = False) -> Engine:
+    """The engine that the flags and the launcher ask for; a dry run starts none but the launcher's.
+
+    Args:
+        varying_passes: optimizer steps differ in their number of micro-batches.
+    """
     from openrlhf.trainer.engine import LocalEngine, make_engine, under_launcher
 
     if config.dry_run and not under_launcher():
@@ -132,7 +136,8 @@ def start_engine(config: TrainConfig) -> Engine:
         zero_stage=config.zero_stage,
         micro_batch_size=config.micro_train_batch_size,
         global_batch_size=config.train_batch_size,
-        batch_tokens=getattr(config, "batch_tokens", None),  # of reward models only
+        # batch_tokens: a flag of reward models only
+        varying_passes=varying_passes or getattr(config, "batch_tokens", None) is not None,
         max_norm=config.max_norm,
         zpg=config.zpg,
         adam_offload=config.adam_offload,

@@ -75,10 +75,14 @@ def mix_seed(*words: int) -> int:
     return int(mixed[0]) << 20 ^ int(mixed[1])
 
 
-def spread_seeds(params: Any, n: int) -> list[Any]:
-    """N copies of sampling settings, each with a seed made of the settings' own (None counts as 0) and its number."""
+def spread_seeds(params: Any, n: int, first: int = 0) -> list[Any]:
+    """N copies of sampling settings, each with a seed made of the settings' own (None counts as 0) and its number.
+
+    Args:
+        first: number of the first copy.
+    """
     copies = [copy.copy(params) for _ in range(n)]
-    for number, one in enumerate(copies):
+    for number, one in enumerate(copies, first):
         one.seed = mix_seed(getattr(params, "seed", None) or 0, number)
     return copies
 

@@ -267,6 +267,7 @@ async def gather_episodes(
     max_length: int,
     tokenizer: Any,
     engine: GenerationEngine,
+    first: int = 0,
 ) -> list[Episode]:
     """Run one episode for each prompt, all at once.
 
@@ -275,6 +276,7 @@ async def gather_episodes(
         prompts, labels: N rendered prompts and what the agent gets as `label`; repeat a prompt for several samples.
         sampling_params: of all samples; sample i gets a seed made of the seed here and i.
         max_length: tokens of one episode.
+        first: i of the first sample.
     Returns:
         N episodes in the order of the prompts.
     Raises:
@@ -293,9 +295,9 @@ async def gather_episodes(
             return Episode.of(await executor.execute(prompts[sample], labels[sample], params, **arguments))
         except Exception as error:
             told = error if isinstance(error, AgentError) else f"{type(error).__name__}: {error}"
-            raise AgentError(f"sample {sample}: {told}") from error
+            raise AgentError(f"sample {first + sample}: {told}") from error
 
-    tasks = [asyncio.ensure_future(run(*one)) for one in enumerate(spread_seeds(sampling_params, len(prompts)))]
+    tasks = [asyncio.ensure_future(run(*one)) for one in enumerate(spread_seeds(sampling_params, len(prompts), first))]
     try:
         episodes = await asyncio.gather(*tasks)
     except BaseException:

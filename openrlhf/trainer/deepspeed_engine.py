@@ -88,7 +88,7 @@ class DeepSpeedEngine:
 
     Args:
         global_batch_size: examples per optimizer step over all processes; a multiple of micro_batch_size * processes.
-        batch_tokens: not None: the number of micro-batches varies, and is told by ``begin``.
+        varying_passes: the number of micro-batches varies and is told by ``begin``; the sizes need not divide.
         zpg: ZeRO++ partition size. grad_accum_dtype: fp32, bf16 or None for DeepSpeed's choice.
     Raises:
         ValueError: the batch sizes do not divide.
@@ -102,7 +102,7 @@ class DeepSpeedEngine:
         micro_batch_size: int,
         global_batch_size: int,
         max_norm: float,
-        batch_tokens: int | None = None,
+        varying_passes: bool = False,
         zpg: int = 1,
         adam_offload: bool = False,
         overlap_comm: bool = False,
@@ -126,13 +126,13 @@ class DeepSpeedEngine:
         self.device = torch.device("cuda", local_rank) if has_gpu else torch.device("cpu")
         self.bf16, self.zero_stage, self.adam_offload = bf16, zero_stage, adam_offload
         per_pass = micro_batch_size * self.world_size
-        if batch_tokens is None and global_batch_size % per_pass:
+        if not varying_passes and global_batch_size % per_pass:
             raise ValueError(
                 f"--train_batch_size {global_batch_size} must be a multiple of --micro_train_batch_size "
                 f"{micro_batch_size} x {self.world_size} processes = {per_pass}"
             )
-        # By tokens, DeepSpeed's own count is nominal; above 1, or offloading would not add gradients up.
-        self.accumulation = global_batch_size // per_pass if batch_tokens is None else 2
+        # Where the number varies, DeepSpeed's own count is nominal; above 1, or offloading would not add gradients up.
+        self.accumulation = 2 if varying_passes else global_batch_size // per_pass
         self.passes = self.accumulation  # of the current optimizer step
         self.micro_step = 0
         self.ds_config = self._config(
@@ -168,6 +168,10 @@ class DeepSpeedEngine:
     @property
     def is_main(self) -> bool:
         return self.rank == 0
+
+    @property
+    def module(self) -> nn.Module:
+        return self.model.module
 
     @contextmanager
     def model_init(self):
@@ -230,9 +234,12 @@ class DeepSpeedEngine:
         return values
 
     def gather(self, values: Tensor) -> Tensor:
-        parts: list[Any] = [None] * self.world_size
-        dist.all_gather_object(parts, values.cpu())
-        return torch.cat(parts)
+        return torch.cat(self.gather_objects(values.cpu()))
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        values: list[Any] = [None] * self.world_size
+        dist.all_gather_object(values, value)
+        return values
 
     def state_dict(self) -> dict[str, Tensor] | None:
         module = self.model.module

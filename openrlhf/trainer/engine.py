@@ -46,7 +46,11 @@ class Engine(Protocol):
     device: torch.device
     rank: int
     world_size: int
-    model: nn.Module  # called for forward passes
+    model: nn.Module  # called for forward passes of training
+
+    @property
+    def module(self) -> nn.Module:
+        """The network itself: for sampling and other passes without gradients, and by its own name and methods."""
 
     @property
     def is_main(self) -> bool:
@@ -78,6 +82,9 @@ class Engine(Protocol):
 
     def gather(self, values: Tensor) -> Tensor:
         """Concatenate (n_rank,) tensors of all processes; known in every process."""
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        """The picklable values of all processes in the order of their ranks, known in every process."""
 
     def state_dict(self) -> dict[str, Tensor] | None:
         """Whole weights on the CPU by the model's names, in the main process; None in the others. Collective."""
@@ -154,6 +161,10 @@ class LocalEngine:
         self.bf16 = bf16
         self.model: nn.Module
 
+    @property
+    def module(self) -> nn.Module:
+        return self.model
+
     def model_init(self) -> AbstractContextManager:
         return nullcontext()
 
@@ -191,6 +202,9 @@ class LocalEngine:
 
     def gather(self, values: Tensor) -> Tensor:
         return values
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        return [value]
 
     def state_dict(self) -> dict[str, Tensor] | None:
         return {name: value.detach().cpu() for name, value in self.model.state_dict().items()}
@@ -246,7 +260,7 @@ def make_engine(
     zero_stage: int | None = None,
     micro_batch_size: int = 1,
     global_batch_size: int = 1,
-    batch_tokens: int | None = None,
+    varying_passes: bool = False,
     max_norm: float = 1.0,
     zpg: int = 1,
     adam_offload: bool = False,
@@ -264,7 +278,7 @@ def make_engine(
         zero_stage=2 if zero_stage is None else zero_stage,
         micro_batch_size=micro_batch_size,
         global_batch_size=global_batch_size,
-        batch_tokens=batch_tokens,
+        varying_passes=varying_passes,
         max_norm=max_norm,
         zpg=zpg,
         adam_offload=adam_offload,

@@ -123,6 +123,19 @@ def even_slots(slots: list[np.ndarray], multiple: int) -> list[np.ndarray]:
     return slots
 
 
+def even_batches(tokens: np.ndarray, size: int, rank: int, world_size: int) -> list[np.ndarray]:
+    """Batches of similar length for one process, for training passes: every process gets as many, some may be empty.
+
+    Args:
+        tokens: (n,) tokens of the rows. size: rows of a batch.
+    Returns:
+        Arrays of places 0..n-1, shortest rows first; over all processes every place once.
+    """
+    order = np.argsort(tokens, kind="stable")
+    slots = [order[start : start + size] for start in range(0, len(order), size)]
+    return even_slots(slots, world_size)[rank::world_size]
+
+
 def evaluation_batches(
     tokens: np.ndarray,
     size: int,

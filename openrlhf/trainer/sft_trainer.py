@@ -12,6 +12,19 @@ from openrlhf.trainer.engine import Engine
 from openrlhf.trainer.plan import TrainingPlan, evaluation_batches
 
 
+def answer_loss(engine: Engine, batch: SFTBatch) -> Tensor:
+    """() mean cross-entropy of the answer tokens of a batch under the engine's causal language model, nats."""
+    batch = batch.to(engine.device)
+    with engine.autocast():
+        logits = engine.model(
+            input_ids=batch.input_ids,
+            attention_mask=batch.attention_mask.long(),
+            position_ids=position_ids_from_mask(batch.attention_mask),
+            use_cache=False,
+        ).logits
+    return next_token_loss(logits, batch.input_ids, batch.response_mask)
+
+
 class SFTTrainer:
     """One update and one evaluation of a language model; the loss is a mean over answer tokens of the update.
 
@@ -34,22 +47,11 @@ class SFTTrainer:
         for places in self.plan.micro_batches(self.data.lengths[indices], self.engine.rank):
             tokens = int(self.data.response_lengths[indices[places]].sum())
             chosen = indices[places] if len(places) else indices[:1]  # every process takes part in every pass
-            loss = self._loss(self.data.collate(chosen.tolist(), self.pad_id))
+            loss = answer_loss(self.engine, self.data.collate(chosen.tolist(), self.pad_id))
             self.engine.backward(loss * (tokens / tokens_in_update))
             sums = sums + torch.stack([loss.new_tensor(float(tokens)), loss.detach().float() * tokens])
         result = self.engine.step()
         return sums, result.grad_norm, result.learning_rate
-
-    def _loss(self, batch: SFTBatch) -> Tensor:
-        batch = batch.to(self.engine.device)
-        with self.engine.autocast():
-            logits = self.engine.model(
-                input_ids=batch.input_ids,
-                attention_mask=batch.attention_mask.long(),
-                position_ids=position_ids_from_mask(batch.attention_mask),
-                use_cache=False,
-            ).logits
-        return next_token_loss(logits, batch.input_ids, batch.response_mask)
 
     def summarise(self, sums: Tensor) -> dict[str, float]:
         """Loss per answer token, in nats, and the number of tokens."""
@@ -65,7 +67,7 @@ class SFTTrainer:
         sums = torch.zeros(2, device=self.engine.device)
         self.engine.model.eval()
         for rows, counts in evaluation_batches(self.eval_data.lengths, size, rank, world):
-            loss = self._loss(self.eval_data.collate(rows.tolist(), self.pad_id))
+            loss = answer_loss(self.engine, self.eval_data.collate(rows.tolist(), self.pad_id))
             if counts:
                 tokens = float(self.eval_data.response_lengths[rows].sum())
                 sums = sums + torch.stack([loss.new_tensor(tokens), loss.float() * tokens])

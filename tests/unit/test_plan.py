@@ -3,7 +3,14 @@
 import numpy as np
 import pytest
 
-from openrlhf.trainer.plan import TrainingPlan, cut_by_tokens, evaluation_batches, even_slots, step_generator
+from openrlhf.trainer.plan import (
+    TrainingPlan,
+    cut_by_tokens,
+    evaluation_batches,
+    even_batches,
+    even_slots,
+    step_generator,
+)
 
 
 def plan(**changes) -> TrainingPlan:
@@ -88,6 +95,16 @@ def test_evaluation_rows_count_once_over_all_ranks(world_size, rows):
     assert len({len(part) for part in parts}) == 1  # every process makes as many passes
     counted = [batch for part in parts for batch, counts in part if counts]
     assert sorted(np.concatenate([np.zeros(0, int), *counted])) == list(range(rows))
+
+
+@pytest.mark.parametrize(("count", "size", "world_size"), [(11, 2, 2), (11, 4, 3), (1, 8, 3), (6, 6, 1)])
+def test_even_batches_cover_every_row_once_in_as_many_passes(count, size, world_size):
+    lengths = np.random.default_rng(0).integers(1, 100, count)
+    parts = [even_batches(lengths, size, rank, world_size) for rank in range(world_size)]
+    assert len({len(part) for part in parts}) == 1 and max(len(batch) for part in parts for batch in part) <= size
+    assert sorted(np.concatenate([batch for part in parts for batch in part])) == list(range(count))
+    # In one process, rows in the order of their lengths: 9 5 7 1 in pairs are (1, 5), (7, 9).
+    assert [batch.tolist() for batch in even_batches(np.array([9, 5, 7, 1]), 2, 0, 1)] == [[3, 1], [2, 0]]
 
 
 def test_batches_by_tokens_count_padding():
