@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -12,17 +12,20 @@ from openrlhf.cli.common import (
     POCKET,
     check_positions,
     loop_settings,
+    main_first,
+    main_only,
     open_log,
     optimizer_settings,
     print_resolved,
     resolve_pocket_model,
     run_command,
+    start_engine,
     training_tokenizer,
 )
 from openrlhf.cli.parser import parse_config
+from openrlhf.cli.ppo_data import load_prompts
 from openrlhf.cli.run_folder import check_outputs, check_replaceable, check_room, publish_model
-from openrlhf.cli.splits import load_splits, problem_rows, refuse_training_rows
-from openrlhf.trainer.ppo_config import RULE, PPOConfig, prompt_limit, settings_of, source_specs, validate_ppo
+from openrlhf.trainer.ppo_config import RULE, PPOConfig, settings_of, source_specs, validate_ppo
 from openrlhf.utils.manifest import write_manifest
 from openrlhf.utils.run_log import seed_everything
 
@@ -30,36 +33,10 @@ if TYPE_CHECKING:  # torch and transformers take seconds to import: flags are re
     from openrlhf.datasets.prompts import PromptData
     from openrlhf.models.reward_model import RewardModel
     from openrlhf.rewards.source import RewardSource
+    from openrlhf.trainer.engine import Engine
     from openrlhf.trainer.ppo_trainer import PPOTrainer
 
 logger = logging.getLogger(__name__)
-
-POCKET_PROMPTS, POCKET_HELD_OUT = 4000, 500  # problems of the embedded task, when --max_samples says nothing else
-
-
-def load_prompts(config: PPOConfig, tokenizer: Any) -> tuple[PromptData, PromptData | None]:
-    """Training and held-out prompts; of pocket, questions of disjoint splits."""
-    from openrlhf.datasets.prompts import PromptOptions, prepare_prompts
-
-    is_pocket = config.dataset == POCKET
-    if is_pocket:
-        train = problem_rows("train", config.max_samples or POCKET_PROMPTS, config.seed)
-        held_out = problem_rows("validation", POCKET_HELD_OUT, config.seed) if config.eval_fraction > 0 else None
-    else:
-        train, held_out = load_splits(config, config.input_key)
-    options = PromptOptions(
-        input_key=config.input_key,
-        label_key=config.label_key or ("answer" if is_pocket else None),
-        input_template=config.input_template or (POCKET if is_pocket and not config.apply_chat_template else None),
-        apply_chat_template=config.apply_chat_template,
-        max_len=prompt_limit(config),
-    )
-    prompts = prepare_prompts(train, tokenizer, options)
-    if held_out is None or not len(held_out):
-        return prompts, None
-    evaluation = prepare_prompts(held_out, tokenizer, options)
-    refuse_training_rows(config, prompts.fingerprint, evaluation.fingerprint)
-    return prompts, evaluation
 
 
 def load_source(config: PPOConfig, spec: str, has_labels: bool) -> RewardSource:
@@ -138,15 +115,24 @@ def load_critic(config: PPOConfig, tokenizer: Any) -> RewardModel | None:
 
 
 def build_trainer(
-    config: PPOConfig, tokenizer: Any, prompts: PromptData, held_out: PromptData | None, reward: Any
+    config: PPOConfig,
+    engine: Callable[[], Engine],
+    tokenizer: Any,
+    prompts: PromptData,
+    reward: Any,
+    held_out: PromptData | None = None,
+    gold: RewardSource | None = None,
 ) -> PPOTrainer:
-    """Models, optimizers and the trainer over them."""
+    """Models, optimizers and the trainer over them.
+
+    Args:
+        engine: makes what policy and critic are trained by.
+    """
     from openrlhf.cli.train_sft import load_policy
-    from openrlhf.trainer.engine import LocalEngine
-    from openrlhf.trainer.ppo_trainer import make_trainer
+    from openrlhf.trainer.ppo_models import make_trainer
 
     settings = settings_of(config)
-    model = load_policy(config, LocalEngine(), tokenizer)
+    model = load_policy(config, engine(), tokenizer)
     longest = max(map(len, prompts.ids)) + config.generate_max_len
     check_positions(model, config.max_len if config.agent_func_path else longest, config.max_len)
     optimizer = optimizer_settings(config, settings.total_updates(len(prompts)))
@@ -158,25 +144,47 @@ def build_trainer(
         settings,
         value_model=load_critic(config, tokenizer) if settings.needs_critic else None,
         held_out=held_out,
-        gold=load_gold(config, prompts.labels is not None),
+        gold=gold,
         optimizer=optimizer,
         critic_optimizer=replace(optimizer, learning_rate=config.critic_learning_rate),
-        bf16=config.use_bf16,
+        engine=engine,
     )
 
 
-def show_rewards(trainer: PPOTrainer, count: int) -> None:
-    """Print some samples with everything that the reward was given and gave."""
+def check_files(config: PPOConfig) -> None:
+    """Refuse save paths that cannot work or would replace what the run reads. Main process only."""
+    check_outputs(config)
+    read = [config.critic_pretrain, config.goal_state_path, config.agent_func_path]
+    check_replaceable(config.save_path, inputs=[*read, *source_specs(config)])
+
+
+def show_settings(config: PPOConfig, engine: Engine, prompts: PromptData) -> None:
+    """Print the resolved settings and the first prompt."""
+    from openrlhf.trainer.plan import TrainingPlan
+
+    size = min(config.rollout_batch_size, len(prompts))
+    plan = TrainingPlan(len(prompts), config.num_episodes, size, 1, seed=config.seed)
+    first = int(plan.indices(0)[0])
+    label = None if prompts.labels is None else prompts.labels[first]
+    print_resolved(config, plan, engine, f"[prompt]\n{prompts.texts[first]}\n[label]\n{label}")
+
+
+def show_rewards(config: PPOConfig, tokenizer: Any, prompts: PromptData, reward: Any) -> None:
+    """Print some samples with everything that the reward was given and gave. Main process only."""
+    from openrlhf.trainer.engine import LocalEngine
     from openrlhf.trainer.rollout import base_seed, request_rewards
 
+    show = replace(config, advantage_estimator="reinforce", lambd=1.0, init_kl_coef=0.0, kl_target=None)
+    show = replace(show, freezing_actor_steps=-1, rollout_batch_size=1, train_batch_size=1, critic_pretrain=None)
+    trainer = build_trainer(show, partial(LocalEngine, bf16=config.use_bf16), tokenizer, prompts, reward)
     settings = trainer.settings
-    prompts = min(len(trainer.prompts), -(-count // settings.samples_per_prompt))
-    indices = [int(trainer.stream.indices(place)[0]) for place in range(prompts)]
+    count = min(len(prompts), -(-config.dry_run_rewards // settings.samples_per_prompt))
+    indices = [int(trainer.stream.indices(place)[0]) for place in range(count)]
     if trainer.agent_engine is not None:
         from openrlhf.trainer.rollout import episode_rollout
 
         rollout = episode_rollout(
-            trainer.agent_engine, trainer.prompts, indices, trainer.reward, trainer.sampling,
+            trainer.agent_engine, prompts, indices, trainer.reward, trainer.sampling,
             samples_per_prompt=settings.samples_per_prompt, seed=base_seed(settings.seed, 0),
         )  # fmt: skip
         for place, sample in enumerate(rollout.samples):
@@ -184,7 +192,7 @@ def show_rewards(trainer: PPOTrainer, count: int) -> None:
             print(f"  reward: {sample['reward']}")
         return
     request, _, seconds = request_rewards(
-        trainer.policy, trainer.prompts, indices, trainer.sampling,
+        trainer.policy, prompts, indices, trainer.sampling,
         samples_per_prompt=settings.samples_per_prompt, seed=base_seed(settings.seed, 0), step=0, epoch=0,
     )  # fmt: skip
     result = trainer.reward.score(request)
@@ -211,40 +219,45 @@ def show_rewards(trainer: PPOTrainer, count: int) -> None:
 def run(config: PPOConfig) -> dict[str, float]:
     """Train as configured; returns the last evaluation ({} without held-out prompts)."""
     validate_ppo(config)
-    from openrlhf.trainer.engine import LocalEngine, under_launcher
+    engine = start_engine(config, varying_passes=True)
+    if not engine.is_main:
+        logging.getLogger().setLevel(logging.ERROR)  # the others would repeat the main process
+    try:
+        return _run(config, engine)
+    finally:
+        engine.close()
 
-    if under_launcher():
-        raise ValueError("train_ppo runs in one process: start it with python, without deepspeed, torchrun or srun")
+
+def _run(config: PPOConfig, engine: Engine) -> dict[str, float]:
     from openrlhf.cli.train_sft import write_policy
     from openrlhf.trainer.loop import find_resume
-    from openrlhf.trainer.plan import TrainingPlan
     from openrlhf.trainer.ppo_loop import RunState, run_ppo
+    from openrlhf.trainer.shares import together
 
-    seed_everything(config.seed, config.full_determinism)
-    only_looks = config.dry_run or config.dry_run_rewards > 0
-    if not only_looks:
-        check_outputs(config)
-        read = [config.critic_pretrain, config.goal_state_path, config.agent_func_path, *source_specs(config)]
-        check_replaceable(config.save_path, inputs=read)
-    tokenizer = training_tokenizer(config)
-    prompts, held_out = load_prompts(config, tokenizer)
-    reward = load_reward(config, prompts.labels is not None)
-    if config.dry_run:
-        plan = TrainingPlan(
-            len(prompts), config.num_episodes, min(config.rollout_batch_size, len(prompts)), 1, seed=config.seed
+    if config.rollout_batch_size < engine.world_size:
+        raise ValueError(
+            f"--rollout_batch_size {config.rollout_batch_size} leaves some of {engine.world_size} processes without a "
+            "prompt; raise it or start fewer processes"
         )
-        first = int(plan.indices(0)[0])
-        label = None if prompts.labels is None else prompts.labels[first]
-        print_resolved(config, plan, LocalEngine(), f"[prompt]\n{prompts.texts[first]}\n[label]\n{label}")
+    seed_everything(config.seed, config.full_determinism)
+    if not config.dry_run and config.dry_run_rewards == 0:
+        main_only(engine, partial(check_files, config))
+    tokenizer = training_tokenizer(config)
+    prompts, held_out = main_first(engine, partial(load_prompts, config, tokenizer))
+    reward = together(engine, partial(load_reward, config, prompts.labels is not None))
+    if config.dry_run:
+        if engine.is_main:
+            show_settings(config, engine, prompts)
         return {}
     if config.dry_run_rewards:
-        show = replace(config, advantage_estimator="reinforce", lambd=1.0, init_kl_coef=0.0, kl_target=None)
-        show = replace(show, freezing_actor_steps=-1, rollout_batch_size=1, train_batch_size=1, critic_pretrain=None)
-        show_rewards(build_trainer(show, tokenizer, prompts, None, reward), config.dry_run_rewards)
+        main_only(engine, partial(show_rewards, config, tokenizer, prompts, reward))
         return {}
-    trainer = build_trainer(config, tokenizer, prompts, held_out, reward)
-    check_room(config, trainer.actor.model)
-    write = partial(write_policy, config, trainer.actor, trainer.actor.model, tokenizer, command="train_ppo")
+    gold = together(engine, partial(load_gold, config, prompts.labels is not None))
+    start = partial(start_engine, config, varying_passes=True)
+    trainer = build_trainer(config, start, tokenizer, prompts, reward, held_out, gold)
+    main_only(engine, partial(check_room, config, trainer.actor.module))
+    write = partial(write_policy, config, trainer.actor, trainer.actor.module, tokenizer, command="train_ppo")
+    data = {"prompts": prompts.fingerprint, **prompts.counts}
     settings = loop_settings(config, prompts.fingerprint, write_model=write)
     state = RunState(trainer)
     folder, progress = find_resume(state, settings)
@@ -253,9 +266,9 @@ def run(config: PPOConfig) -> dict[str, float]:
         logger.info("resumed from %s after %d rollouts", folder, progress.step)
     elif settings.resume:
         logger.warning("no complete checkpoint under %s; starting at step 0", settings.checkpoint_folder)
-    with open_log(config, trainer.actor, "train_ppo", progress.step if folder else None) as log:
-        data = {"prompts": prompts.fingerprint, **prompts.counts}
-        write_manifest(config.save_path, "train_ppo", config, {"data": data})
+    with open_log(config, engine, "train_ppo", progress.step if folder else None) as log:
+        if engine.is_main:
+            write_manifest(config.save_path, "train_ppo", config, {"data": data})
         try:
             progress = run_ppo(trainer, settings, log, progress)
         finally:

@@ -20,10 +20,9 @@ SHOWN = ("reward", "response_length", "kl", "entropy")
 class RunState:
     """What checkpoints need of an engine, for all models of a trainer together."""
 
-    rank, world_size, is_main = 0, 1, True
-
     def __init__(self, trainer: PPOTrainer) -> None:
         self.trainer = trainer
+        self.is_main = trainer.actor.is_main
 
     def save_state(self, folder: Path) -> None:
         """See `PPOTrainer.save_state`."""
@@ -34,11 +33,12 @@ class RunState:
         self.trainer.load_state(folder)
 
     def broadcast(self, value: Any) -> Any:
-        """The value: there is one process."""
-        return value
+        """The main process's value, in every process."""
+        return self.trainer.actor.broadcast(value)
 
     def barrier(self) -> None:
-        """Nothing to wait for."""
+        """Wait for every process."""
+        self.trainer.actor.barrier()
 
 
 def run_ppo(trainer: PPOTrainer, settings: LoopSettings, log: RunLog, progress: Progress) -> Progress:

@@ -1,16 +1,14 @@
 """Sampled responses with everything that an update needs: rewards, log-probabilities, KL divergence and values.
 
 Columns are those of whole sequences, prompt included: with an agent the policy's tokens lie in several pieces. Log-
-probabilities of the policy and of the reference are computed here and in the training step by one function, so the
-ratio of a first update is 1; those that sampling gave are not used.
+probabilities are those of `rollout_logprobs`; those that sampling gave are not used.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,14 +18,12 @@ from torch import Tensor, nn
 
 from openrlhf.datasets.prompts import PromptData
 from openrlhf.evaluation.batching import pad_right
-from openrlhf.models.functional import entropy_from_logits, logprobs_from_logits, position_ids_from_mask
 from openrlhf.models.generation import PolicyEngine
 from openrlhf.models.policy import Policy
 from openrlhf.models.sampling import SamplingParams, mix_seed, spread_seeds
 from openrlhf.rewards.agent import run_episodes
 from openrlhf.rewards.source import RewardRequest, RewardSource
 
-Autocast = Callable[[], AbstractContextManager]
 _PER_ROW = ("group", "reward", "score", "truncated")
 _PER_TOKEN = ("input_ids", "attention_mask", "action_mask", "dense")
 _COMPUTED = ("logprobs", "entropy", "reference_logprobs", "values")
@@ -78,6 +74,24 @@ class Rollout:
         """(N,) reward and dense rewards together; NaN: not scored."""
         return self.reward if self.dense is None else self.reward + self.dense.sum(dim=1)
 
+    @property
+    def computed(self) -> dict[str, Tensor]:
+        """What `with_logprobs` has added, by name."""
+        named = {name: getattr(self, name) for name in _COMPUTED}
+        return {name: tensor for name, tensor in named.items() if tensor is not None}
+
+    def with_computed(self, parts: Sequence[tuple[Tensor, dict[str, Tensor]]]) -> Rollout:
+        """The rollout with what was computed for its rows in several parts.
+
+        Args:
+            parts: (n,) int64 rows and the `computed` of a `select` of them; together they hold every row once.
+        """
+        filled = {name: torch.zeros(self.input_ids.shape) for name in parts[0][1]}
+        for rows, computed in parts:
+            for name, tensor in computed.items():
+                filled[name][rows, : tensor.shape[1]] = tensor
+        return dataclasses.replace(self, **filled)
+
     def select(self, rows: Tensor) -> Rollout:
         """Only these rows, (n,) int64, cut to the longest of them."""
         width = int(self.lengths[rows].max())
@@ -89,8 +103,12 @@ class Rollout:
         return dataclasses.replace(self, **cut, samples=[self.samples[i] for i in rows.tolist()])
 
     @staticmethod
-    def join(parts: Sequence[Rollout], pad_id: int) -> Rollout:
-        """Several rollouts one behind the other; logs are weighted by their responses."""
+    def join(parts: Sequence[Rollout], pad_id: int, at_once: bool = False) -> Rollout:
+        """Several rollouts one behind the other; logs are weighted by their responses.
+
+        Args:
+            at_once: made at the same time, by several processes: seconds are those of the slowest, not added up.
+        """
         width = max(part.input_ids.shape[1] for part in parts)
         joined = {}
         for name in _PER_ROW + _PER_TOKEN + _COMPUTED:
@@ -108,9 +126,12 @@ class Rollout:
         logs = {}
         for name in dict.fromkeys(name for part in parts for name in part.logs):
             held = [part for part in parts if name in part.logs]
-            weights = [1 if name.startswith("seconds") else len(part) for part in held]
-            total = sum(part.logs[name] * weight for part, weight in zip(held, weights, strict=True))
-            logs[name] = total if name.startswith("seconds") else total / sum(weights)
+            values = [part.logs[name] for part in held]
+            if name.startswith("seconds"):
+                logs[name] = max(values) if at_once else sum(values)
+            else:
+                weighted = sum(value * len(part) for value, part in zip(values, held, strict=True))
+                logs[name] = weighted / sum(map(len, held))
         return Rollout(**joined, logs=logs, samples=[one for part in parts for one in part.samples])
 
 
@@ -129,44 +150,6 @@ class Sampling:
         return SamplingParams(temperature=self.temperature, top_p=self.top_p, max_tokens=self.max_new_tokens, seed=seed)
 
 
-def token_logprobs(
-    model: nn.Module,
-    input_ids: Tensor,
-    attention_mask: Tensor,
-    action_mask: Tensor,
-    temperature: float,
-    with_entropy: bool = False,
-) -> tuple[Tensor, Tensor | None]:
-    """Log-probabilities of the policy's tokens under softmax(logits / temperature), and the entropy there.
-
-    Args:
-        model: causal language model of transformers.
-        input_ids: (B, S) int64. attention_mask, action_mask: (B, S) bool.
-    Returns:
-        Each (B, S) float32, nats, 0 outside of the action mask; the entropy is None unless asked for.
-    """
-    logits = model(
-        input_ids=input_ids,
-        attention_mask=attention_mask.long(),
-        position_ids=position_ids_from_mask(attention_mask),
-        use_cache=False,
-    ).logits
-    logprobs = logprobs_from_logits(logits, input_ids, action_mask, temperature)
-    return logprobs, entropy_from_logits(logits, action_mask, temperature) if with_entropy else None
-
-
-def token_values(critic: nn.Module, input_ids: Tensor, attention_mask: Tensor, action_mask: Tensor) -> Tensor:
-    """The critic at the state that each of the policy's tokens is drawn in, that is after the token before it.
-
-    Args:
-        critic: `openrlhf.models.reward_model.RewardModel`.
-    Returns:
-        (B, S) float32, reward units; 0 outside of the action mask.
-    """
-    values = critic(input_ids, attention_mask).values
-    return nn.functional.pad(values[:, :-1], (1, 0)).masked_fill(~action_mask, 0.0)
-
-
 def base_seed(seed: int, position: int, stream: int = 0) -> int:
     """Seed of the draws for the prompts from this position of the stream of prompts on."""
     return mix_seed(seed, position, stream)
@@ -182,21 +165,23 @@ def sample_rollout(
     samples_per_prompt: int = 1,
     seed: int = 0,
     first_group: int = 0,
+    first_sample: int = 0,
     step: int | None = None,
     epoch: int | None = None,
 ) -> Rollout:
     """Responses to some prompts, scored in one call of the reward source.
 
     Args:
-        indices: P prompts. seed: of all draws; a response depends on it and on its place, not on batches.
-        first_group: number of the first prompt's group; the others count on.
+        indices: P prompts. seed: of all draws; a response depends on it and on its number, not on batches.
+        first_group, first_sample: numbers of the first prompt's group and of the first response; the others count on.
         step, epoch: told to the reward source.
     Returns:
         P * samples_per_prompt responses, without log-probabilities.
     """
     request, sampled, spent = request_rewards(
-        policy, prompts, indices, sampling, samples_per_prompt=samples_per_prompt, seed=seed, step=step, epoch=epoch
-    )
+        policy, prompts, indices, sampling, samples_per_prompt=samples_per_prompt, seed=seed,
+        first_sample=first_sample, step=step, epoch=epoch,
+    )  # fmt: skip
     start = time.monotonic()
     result = reward.score(request)
     if len(result.rewards) != len(request):
@@ -247,6 +232,7 @@ def request_rewards(
     *,
     samples_per_prompt: int = 1,
     seed: int = 0,
+    first_sample: int = 0,
     step: int | None = None,
     epoch: int | None = None,
 ) -> tuple[RewardRequest, list[Any], float]:
@@ -257,7 +243,7 @@ def request_rewards(
     """
     start = time.monotonic()
     rows = [int(index) for index in indices for _ in range(samples_per_prompt)]
-    params = spread_seeds(sampling.params(seed), len(rows))
+    params = spread_seeds(sampling.params(seed), len(rows), first_sample)
     sampled = policy.sample([prompts.ids[i] for i in rows], params, sampling.batch_tokens)
     request = RewardRequest.from_tokens(
         policy.tokenizer,
@@ -284,6 +270,7 @@ def episode_rollout(
     samples_per_prompt: int = 1,
     seed: int = 0,
     first_group: int = 0,
+    first_sample: int = 0,
 ) -> Rollout:
     """Episodes of an agent in place of responses; arguments and result as of `sample_rollout`.
 
@@ -300,6 +287,7 @@ def episode_rollout(
         sampling.max_len,
         engine.policy.tokenizer,
         engine,
+        first_sample,
     )
     tokenizer = engine.policy.tokenizer
     input_ids, attention_mask = pad_right([one.token_ids for one in episodes], tokenizer.pad_token_id, "cpu")
@@ -336,40 +324,3 @@ def episode_rollout(
             for one, total in zip(episodes, totals, strict=True)
         ],
     )
-
-
-@torch.no_grad()
-def with_logprobs(
-    rollout: Rollout,
-    policy: nn.Module,
-    reference: nn.Module | None,
-    critic: nn.Module | None,
-    *,
-    temperature: float,
-    batch_size: int,
-    autocast: Autocast = nullcontext,
-) -> Rollout:
-    """The rollout with log-probabilities and entropies of the policy, and where given those of a reference and values.
-
-    Args:
-        batch_size: rows of a forward pass; rows of like length share one.
-    """
-    device = next(policy.parameters()).device
-    filled = {
-        name: torch.zeros(rollout.input_ids.shape)
-        for name, needed in zip(_COMPUTED, (True, True, reference is not None, critic is not None), strict=True)
-        if needed
-    }
-    for rows in rollout.lengths.argsort(stable=True).split(batch_size):
-        part = rollout.select(rows)
-        ids, mask, actions = (x.to(device) for x in (part.input_ids, part.attention_mask, part.action_mask))
-        with autocast():
-            logprobs, entropy = token_logprobs(policy, ids, mask, actions, temperature, with_entropy=True)
-            found = {"logprobs": logprobs, "entropy": entropy}
-            if reference is not None:
-                found["reference_logprobs"], _ = token_logprobs(reference, ids, mask, actions, temperature)
-            if critic is not None:
-                found["values"] = token_values(critic, ids, mask, actions)
-        for name, tensor in found.items():
-            filled[name][rows, : ids.shape[1]] = tensor.float().cpu()
-    return dataclasses.replace(rollout, **filled)

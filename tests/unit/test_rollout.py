@@ -11,7 +11,8 @@ from openrlhf.models.policy import Policy
 from openrlhf.rewards.adapting import as_reward_source
 from openrlhf.rewards.agent import AgentInstanceBase, MultiTurnAgentExecutor
 from openrlhf.rewards.source import RewardResult
-from openrlhf.trainer.rollout import Rollout, Sampling, base_seed, episode_rollout, sample_rollout, with_logprobs
+from openrlhf.trainer.rollout import Rollout, Sampling, base_seed, episode_rollout, sample_rollout
+from openrlhf.trainer.rollout_logprobs import with_logprobs
 from tests.tiny import tiny_config, tiny_reward_model, tiny_tokenizer
 
 SAMPLING = Sampling(temperature=0.7, max_new_tokens=6, max_len=40)
@@ -73,6 +74,37 @@ def test_the_same_seed_draws_the_same_in_any_batch(policy, prompts):
     assert torch.equal(one.input_ids, few.input_ids)
     assert len({tuple(row) for row in one.input_ids[:2].tolist()}) == 2  # samples of one prompt differ
     assert base_seed(1, 2) != base_seed(1, 3) != base_seed(1, 2, stream=1)
+
+
+def same_rows(one, two):
+    for name in ("input_ids", "attention_mask", "action_mask", "group", "reward"):
+        assert torch.equal(getattr(one, name), getattr(two, name)), name
+
+
+def test_shares_of_a_rollout_are_the_rollout(policy, prompts):
+    def reward(responses, **_):
+        return {"rewards": [float(len(text)) for text in responses], "extra_logs": {"n": [1.0] * len(responses)}}
+
+    whole = rollout_of(policy, prompts, reward, indices=(2, 0, 1), first_group=4)
+    parts = [
+        rollout_of(policy, prompts, reward, indices=(2,), first_group=4),
+        rollout_of(policy, prompts, reward, indices=(0, 1), first_group=5, first_sample=2),
+    ]
+    joined = Rollout.join(parts, 0, at_once=True)
+    same_rows(whole, joined)
+    assert joined.samples == whole.samples
+    assert [value for name, value in joined.logs.items() if name.endswith("/n")] == [1]
+    assert joined.logs["seconds_sampling"] == max(part.logs["seconds_sampling"] for part in parts)
+    filled = with_logprobs(whole, policy.model, None, None, temperature=0.7, batch_size=2)
+    rows = torch.tensor([3, 1, 0]), torch.tensor([2, 5, 4])
+    shares = [
+        (one, with_logprobs(whole.select(one), policy.model, None, None, temperature=0.7, batch_size=3).computed)
+        for one in rows
+    ]
+    again = whole.with_computed(shares)
+    assert again.values is None and set(again.computed) == {"logprobs", "entropy"}
+    for name, tensor in filled.computed.items():
+        assert torch.allclose(again.computed[name], tensor, atol=1e-5)
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 8])
