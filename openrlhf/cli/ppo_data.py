@@ -1,4 +1,4 @@
-"""Data of train_ppo: prompts, and held-out prompts."""
+"""Data of train_ppo: prompts, held-out prompts, and texts that the policy keeps predicting."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from openrlhf.cli.common import POCKET
 from openrlhf.cli.splits import load_splits, problem_rows, refuse_training_rows
+from openrlhf.datasets.sources import load_rows
 from openrlhf.trainer.ppo_config import PPOConfig, prompt_limit
 
 if TYPE_CHECKING:  # torch and transformers take seconds to import: flags are read without them
     from openrlhf.datasets.prompts import PromptData
+    from openrlhf.datasets.sft import SFTData
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +32,7 @@ def load_prompts(config: PPOConfig, tokenizer: Any) -> tuple[PromptData, PromptD
     options = PromptOptions(
         input_key=config.input_key,
         label_key=config.label_key or ("answer" if is_pocket else None),
-        input_template=config.input_template or (POCKET if is_pocket and not config.apply_chat_template else None),
+        input_template=template_of(config, config.dataset),
         apply_chat_template=config.apply_chat_template,
         max_len=prompt_limit(config),
     )
@@ -40,3 +42,45 @@ def load_prompts(config: PPOConfig, tokenizer: Any) -> tuple[PromptData, PromptD
     evaluation = prepare_prompts(held_out, tokenizer, options)
     refuse_training_rows(config, prompts.fingerprint, evaluation.fingerprint)
     return prompts, evaluation
+
+
+def load_texts(config: PPOConfig, tokenizer: Any) -> SFTData | None:
+    """Texts of --pretrain_data; None without.
+
+    Raises:
+        ValueError: fewer than an optimizer step takes.
+    """
+    from openrlhf.datasets.sft import SFTOptions, prepare_sft
+
+    if config.pretrain_data is None:
+        return None
+    if config.pretrain_data == POCKET:
+        rows = problem_rows("sft", config.max_samples or POCKET_PROMPTS, config.seed)
+    else:
+        rows = load_rows(
+            config.pretrain_data,
+            config.pretrain_split,
+            probs=config.pretrain_data_probs,
+            max_samples=config.max_samples,
+            seed=config.seed,
+            on_bad_row=config.on_bad_row,
+        )
+    options = SFTOptions(
+        input_key=config.pretrain_input_key or config.input_key,
+        output_key=config.output_key,
+        input_template=template_of(config, config.pretrain_data),
+        apply_chat_template=config.apply_chat_template,
+        max_len=config.max_len,
+    )
+    texts = prepare_sft(rows, tokenizer, options, whole_texts=True)
+    if len(texts) < config.train_batch_size:
+        raise ValueError(
+            f"--pretrain_data {config.pretrain_data} has {len(texts)} texts and an optimizer step takes as many as "
+            f"--train_batch_size {config.train_batch_size}; add texts or lower it"
+        )
+    return texts
+
+
+def template_of(config: PPOConfig, dataset: str) -> str | None:
+    """The template of a data set's prompts; that of pocket where none is named."""
+    return config.input_template or (POCKET if dataset == POCKET and not config.apply_chat_template else None)

@@ -23,7 +23,7 @@ from openrlhf.cli.common import (
     training_tokenizer,
 )
 from openrlhf.cli.parser import parse_config
-from openrlhf.cli.ppo_data import load_prompts
+from openrlhf.cli.ppo_data import load_prompts, load_texts
 from openrlhf.cli.run_folder import check_outputs, check_replaceable, check_room, publish_model
 from openrlhf.trainer.ppo_config import RULE, PPOConfig, settings_of, source_specs, validate_ppo
 from openrlhf.utils.manifest import write_manifest
@@ -31,6 +31,7 @@ from openrlhf.utils.run_log import seed_everything
 
 if TYPE_CHECKING:  # torch and transformers take seconds to import: flags are read without them
     from openrlhf.datasets.prompts import PromptData
+    from openrlhf.datasets.sft import SFTData
     from openrlhf.models.reward_model import RewardModel
     from openrlhf.rewards.source import RewardSource
     from openrlhf.trainer.engine import Engine
@@ -122,6 +123,7 @@ def build_trainer(
     reward: Any,
     held_out: PromptData | None = None,
     gold: RewardSource | None = None,
+    texts: SFTData | None = None,
 ) -> PPOTrainer:
     """Models, optimizers and the trainer over them.
 
@@ -147,6 +149,7 @@ def build_trainer(
         gold=gold,
         optimizer=optimizer,
         critic_optimizer=replace(optimizer, learning_rate=config.critic_learning_rate),
+        texts=texts,
         engine=engine,
     )
 
@@ -154,7 +157,7 @@ def build_trainer(
 def check_files(config: PPOConfig) -> None:
     """Refuse save paths that cannot work or would replace what the run reads. Main process only."""
     check_outputs(config)
-    read = [config.critic_pretrain, config.goal_state_path, config.agent_func_path]
+    read = [config.critic_pretrain, config.goal_state_path, config.agent_func_path, config.pretrain_data]
     check_replaceable(config.save_path, inputs=[*read, *source_specs(config)])
 
 
@@ -176,6 +179,7 @@ def show_rewards(config: PPOConfig, tokenizer: Any, prompts: PromptData, reward:
 
     show = replace(config, advantage_estimator="reinforce", lambd=1.0, init_kl_coef=0.0, kl_target=None)
     show = replace(show, freezing_actor_steps=-1, rollout_batch_size=1, train_batch_size=1, critic_pretrain=None)
+    show = replace(show, pretrain_data=None, ptx_coef=None)
     trainer = build_trainer(show, partial(LocalEngine, bf16=config.use_bf16), tokenizer, prompts, reward)
     settings = trainer.settings
     count = min(len(prompts), -(-config.dry_run_rewards // settings.samples_per_prompt))
@@ -244,6 +248,7 @@ def _run(config: PPOConfig, engine: Engine) -> dict[str, float]:
         main_only(engine, partial(check_files, config))
     tokenizer = training_tokenizer(config)
     prompts, held_out = main_first(engine, partial(load_prompts, config, tokenizer))
+    texts = main_first(engine, partial(load_texts, config, tokenizer))
     reward = together(engine, partial(load_reward, config, prompts.labels is not None))
     if config.dry_run:
         if engine.is_main:
@@ -254,11 +259,15 @@ def _run(config: PPOConfig, engine: Engine) -> dict[str, float]:
         return {}
     gold = together(engine, partial(load_gold, config, prompts.labels is not None))
     start = partial(start_engine, config, varying_passes=True)
-    trainer = build_trainer(config, start, tokenizer, prompts, reward, held_out, gold)
+    trainer = build_trainer(config, start, tokenizer, prompts, reward, held_out, gold, texts)
     main_only(engine, partial(check_room, config, trainer.actor.module))
     write = partial(write_policy, config, trainer.actor, trainer.actor.module, tokenizer, command="train_ppo")
     data = {"prompts": prompts.fingerprint, **prompts.counts}
-    settings = loop_settings(config, prompts.fingerprint, write_model=write)
+    fingerprint = prompts.fingerprint
+    if texts is not None:
+        data |= {"texts": texts.fingerprint, "text_counts": texts.counts}
+        fingerprint = f"{fingerprint} {texts.fingerprint}"
+    settings = loop_settings(config, fingerprint, write_model=write)
     state = RunState(trainer)
     folder, progress = find_resume(state, settings)
     if folder is not None:

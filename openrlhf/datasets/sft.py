@@ -88,11 +88,13 @@ class SFTData:
         return f"[prompt]\n{prompt}\n[answer]\n{answer}"
 
 
-def prepare_sft(rows: datasets.Dataset, tokenizer: Any, options: SFTOptions) -> SFTData:
+def prepare_sft(rows: datasets.Dataset, tokenizer: Any, options: SFTOptions, whole_texts: bool = False) -> SFTData:
     """Render and tokenise all rows. An answer that does not fit is dropped and counted: half a solution is no example.
 
     Rows whose prompt or answer is null are dropped and counted as "missing_value".
 
+    Args:
+        whole_texts: where no column holds answers, each text is one as a whole: its first token stands for the prompt.
     Raises:
         ValueError: a column is missing, a value is neither text nor messages (named by its row), or no row is left.
     """
@@ -101,14 +103,19 @@ def prepare_sft(rows: datasets.Dataset, tokenizer: Any, options: SFTOptions) -> 
         raise ValueError(f"expected a column {options.input_key!r}, got {names}; pass --input_key")
     output_key = options.output_key or next((name for name in OUTPUT_KEYS if name in names), None)
     first = next((value for value in rows[:100][options.input_key] if value is not None), "")
-    if isinstance(as_text_or_messages(first), str) and output_key not in names:
+    whole = whole_texts and options.output_key is None and output_key is None
+    if not whole and isinstance(as_text_or_messages(first), str) and output_key not in names:
         raise ValueError(
             f"expected a column with answers ({options.output_key or OUTPUT_KEYS}), got {names}; pass --output_key"
         )
-    rendered = [_render_row(i, row, tokenizer, options, output_key) for i, row in enumerate(rows)]
+    rendered = [_render_row(i, row, tokenizer, options, output_key, whole) for i, row in enumerate(rows)]
     texts = [text for text in rendered if text is not None]
     prompts = encode_prompts(tokenizer, [prompt for prompt, _ in texts])
     responses = encode_responses(tokenizer, [answer for _, answer in texts])
+    if whole:  # nothing comes before the first token, so that it cannot be predicted
+        prompts, responses = zip(
+            *((p, r) if p else (r[:1], r[1:]) for p, r in zip(prompts, responses, strict=True)), strict=True
+        )
     reasons = ["missing_value"] * (len(rendered) - len(texts))
     fits = [
         "empty_answer" if len(r) < 2 else "too_long" if len(p) + len(r) > options.max_len else "kept"
@@ -126,10 +133,11 @@ def prepare_sft(rows: datasets.Dataset, tokenizer: Any, options: SFTOptions) -> 
 
 
 def _render_row(
-    i: int, row: Mapping[str, Any], tokenizer: Any, options: SFTOptions, output_key: str | None
+    i: int, row: Mapping[str, Any], tokenizer: Any, options: SFTOptions, output_key: str | None, whole: bool
 ) -> tuple[str, str] | None:
     try:
-        return _render(row, tokenizer, options, output_key)
+        value = as_text_or_messages(row[options.input_key])
+        return ("", value) if whole and isinstance(value, str) else _render(row, tokenizer, options, output_key)
     except ValueError as error:
         raise ValueError(f"row {i}: {error}") from error
 

@@ -11,6 +11,7 @@ from openrlhf.trainer.foreign_flags import FOREIGN_FLAGS
 from openrlhf.trainer.ppo_settings import PPOSettings
 
 RULE = "rule"  # as --remote_rm_url: answers are compared with labels
+PTX_COEF = 0.05
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,17 @@ class PPOConfig(TrainConfig):
     )
     dataset_split: str = flag("train", "Split to train on", "prompt_split", "data.prompt_split")
     input_key: str = flag("question", "Column of the prompt: text or a message list", "data.input_key")
+    pretrain_data: str | None = flag(
+        None, "Texts that the policy keeps predicting (ptx): as --prompt_data; rows as train_sft reads them, or texts"
+    )
+    pretrain_data_probs: str | None = flag(None, "Comma list of shares, one per data set of --pretrain_data")
+    pretrain_split: str = flag("train", "Split of --pretrain_data")
+    pretrain_input_key: str | None = flag(None, "Column of its prompts or texts; default: --input_key")
+    output_key: str | None = flag(
+        None,
+        "Column of the answers of --pretrain_data; default: solution, answer, output or response, or the whole text",
+        "data.output_key",
+    )
     label_key: str | None = flag(None, "Column that rewards get as label (pocket: answer)", "data.label_key")
     max_len: int = flag(2048, "Tokens of a whole sequence; an agent's episode ends there", "data.max_len")
     prompt_max_len: int | None = flag(
@@ -163,6 +175,9 @@ class PPOConfig(TrainConfig):
         None, "Mean over tokens, over responses, or divided by --generate_max_len (Dr. GRPO); default: token"
     )
     entropy_loss_coef: float = flag(0.0, "Weight of the entropy bonus", "actor.entropy_coef", "actor.entropy_loss_coef")
+    ptx_coef: float | None = flag(
+        None, "Weight of the cross-entropy of --pretrain_data in each step of the policy; default: 0.05"
+    )
     freezing_actor_steps: int = flag(
         -1, "Rollouts in which only the critic is trained, to warm it up", "critic.freezing_steps"
     )
@@ -212,6 +227,7 @@ def settings_of(config: PPOConfig) -> PPOSettings:
         reduction=config.loss_reduction or ("sequence" if gspo else "token"),
         ratio="sequence" if gspo else "token",
         entropy_coef=config.entropy_loss_coef,
+        ptx_coef=0.0 if config.pretrain_data is None else PTX_COEF if config.ptx_coef is None else config.ptx_coef,
         freezing_actor_steps=max(0, config.freezing_actor_steps),
         reward_clip_range=pair("reward_clip_range"),
         filter_range=pair("dynamic_filtering_reward_range") if config.dynamic_filtering else None,
@@ -263,6 +279,11 @@ def validate_ppo(config: PPOConfig) -> None:
         )
     if config.zero_stage == 3:
         raise ValueError("--zero_stage 3 splits the weights, and sampling needs them whole: choose 2, 1 or 0")
+    for name in ("ptx_coef", "pretrain_data_probs", "pretrain_input_key", "output_key"):
+        if config.pretrain_data is None and getattr(config, name) is not None:
+            raise ValueError(f"--{name} is about --pretrain_data: name that too, or drop it")
+    if config.pretrain_data is not None and config.ptx_coef == 0:
+        raise ValueError("--pretrain_data has no effect with --ptx_coef 0; drop both, or raise it")
     _validate_reward(config)
 
 

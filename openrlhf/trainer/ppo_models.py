@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from openrlhf.datasets.prompts import PromptData
+from openrlhf.datasets.sft import SFTData
 from openrlhf.models.reward_model import RewardModel, disable_dropout, initialise_head
 from openrlhf.rewards.adapting import as_reward_source
 from openrlhf.trainer.engine import Engine, LocalEngine, OptimizerSettings
@@ -34,6 +35,7 @@ def make_trainer(
     gold: Any = None,
     optimizer: OptimizerSettings = OPTIMIZER,
     critic_optimizer: OptimizerSettings | None = None,
+    texts: SFTData | None = None,
     engine: Callable[[], Engine] = LocalEngine,
 ) -> PPOTrainer:
     """A trainer from models and any reward.
@@ -48,6 +50,7 @@ def make_trainer(
         reference: what the KL divergence is measured from; None: a copy of `model`, where the coefficient is above 0.
         optimizer: of the policy; total_steps of 1 or less is replaced by those of the run. critic_optimizer: None: the
             same with 9e-6.
+        texts: what the policy keeps predicting, with the weight `ptx_coef` of the settings.
         engine: what policy and critic are trained by; called for each.
     Raises:
         ValueError: settings that do not go together, too few prompts, or a value model without use.
@@ -79,7 +82,7 @@ def make_trainer(
         for parameter in reference.parameters() if copied else []:  # not its buffers, as the engine
             parameter.data = parameter.data.to(dtype)
     gold = None if gold is None else as_reward_source(gold)
-    return PPOTrainer(actor, tokenizer, prompts, source, settings, critic, reference, held_out, gold)
+    return PPOTrainer(actor, tokenizer, prompts, source, settings, critic, reference, held_out, gold, texts)
 
 
 def critic_from_policy(model: nn.Module, seed: int) -> RewardModel:

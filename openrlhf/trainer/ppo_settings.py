@@ -45,6 +45,7 @@ class PPOSettings:
     reduction: str = "token"
     ratio: str = "token"
     entropy_coef: float = 0.0
+    ptx_coef: float = 0.0  # of the cross-entropy of texts that the policy keeps predicting; 0: no texts
     freezing_actor_steps: int = 0  # rollouts in which only the critic is trained
     # rewards
     reward_clip_range: tuple[float, float] | None = None
@@ -87,6 +88,8 @@ class PPOSettings:
                 f"the entropy coefficient must be 0 or more and the value clip above 0, got {self.entropy_coef} and "
                 f"{self.value_clip}"
             )
+        if not 0 <= self.ptx_coef < float("inf"):
+            raise ValueError(f"ptx_coef must be 0 or more, got {self.ptx_coef}")
         check_algorithm(
             self.estimator,
             self.samples_per_prompt,

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from openrlhf.datasets.prompts import PromptData
+from openrlhf.datasets.sft import SFTData
 from openrlhf.models.generation import PolicyEngine
 from openrlhf.models.policy import Policy
 from openrlhf.trainer.advantages import Advantages
@@ -28,6 +29,7 @@ from openrlhf.trainer.ppo_update import (
     optimizer_step,
     policy_terms,
     response_passes,
+    text_passes,
     update_means,
 )
 from openrlhf.trainer.rollout import Rollout, Sampling, base_seed, episode_rollout, sample_rollout
@@ -53,6 +55,7 @@ class PPOTrainer:
         reference: frozen model that the policy is held near; None where the KL coefficient is 0.
         held_out: prompts of `evaluate`; None for no evaluation.
         gold: reward source that only evaluates, to tell whether `reward` is being exploited.
+        texts: what the policy keeps predicting, with the weight `ptx_coef`; None where that is 0.
 
     Where the engines have several processes, each samples and scores a share of the prompts of a rollout and computes
     log-probabilities of a share of its responses; the whole rollout is then in all of them, and so is what follows from
@@ -70,6 +73,7 @@ class PPOTrainer:
         reference: nn.Module | None = None,
         held_out: PromptData | None = None,
         gold: Any = None,
+        texts: SFTData | None = None,
     ) -> None:
         if settings.needs_critic != (critic is not None):
             raise ValueError(f"{settings.estimator!r}: a critic is needed by 'gae' and by no other estimator")
@@ -80,12 +84,19 @@ class PPOTrainer:
                 f"{len(prompts)} prompts are fewer than one rollout of {settings.rollout_batch_size}; lower "
                 "--rollout_batch_size or add data"
             )
+        if (settings.ptx_coef > 0) != (texts is not None):
+            raise ValueError(f"ptx_coef of {settings.ptx_coef} and texts go together, got {texts}; pass both or none")
         self.actor, self.critic, self.reference, self.settings = actor, critic, reference, settings
         self.policy = Policy(actor.module, tokenizer)
         self.pad_id = tokenizer.pad_token_id
         self.prompts, self.held_out, self.reward, self.gold = prompts, held_out, reward, gold
         self.agent_engine = None if hasattr(reward, "score") else PolicyEngine(self.policy)
         self.stream = TrainingPlan(len(prompts), settings.episodes, 1, 1, seed=settings.seed)  # one prompt a place
+        self.texts = texts
+        if texts is not None:  # read over and over, a batch an update
+            size = settings.train_batch_size
+            passes = 1 + settings.total_updates(len(prompts)) * size // len(texts)
+            self.text_plan = TrainingPlan(len(texts), passes, size, 1, seed=settings.seed)
         self.kl = make_kl_controller(settings.kl_coef, settings.kl_target, settings.kl_horizon)
         self.position = 0  # prompts of the stream that are used up
         self.updates = 0  # optimizer steps so far
@@ -211,6 +222,9 @@ class PPOTrainer:
         settings, actor, size = self.settings, self.actor, self.settings.micro_train_batch_size
         terms = partial(policy_terms, actor, settings, self.kl.coef)
         passes = response_passes(actor, rollout, advantages, rows, size, terms, settings.reduction)
+        if passes and self.texts is not None:
+            chosen = self.text_plan.indices(self.updates)
+            passes += text_passes(actor, self.texts, chosen, size, settings.ptx_coef, self.pad_id)
         if passes:
             optimizer_step(actor, passes, "policy", sums)
 

@@ -1,4 +1,4 @@
-"""One optimizer step over responses, shared by the processes of an engine."""
+"""One optimizer step over responses (and texts), shared by the processes of an engine."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from openrlhf.datasets.sft import SFTBatch, SFTData
 from openrlhf.models.losses import LossOutput
 from openrlhf.models.policy_losses import count_units, entropy_loss, kl_loss, ppo_policy_loss, ppo_value_loss
 from openrlhf.trainer.advantages import Advantages
@@ -17,6 +19,7 @@ from openrlhf.trainer.plan import even_batches
 from openrlhf.trainer.ppo_settings import PPOSettings
 from openrlhf.trainer.rollout import Rollout
 from openrlhf.trainer.rollout_logprobs import token_logprobs, token_values
+from openrlhf.trainer.sft_trainer import answer_loss
 
 Terms = list[tuple[str, float, LossOutput]]  # name in the log, weight in the loss, loss
 
@@ -124,6 +127,27 @@ def critic_terms(engine: Engine, value_clip: float | None, batch: UpdateBatch) -
     return [("value_loss", 1.0, ppo_value_loss(values, batch.values, batch.returns, batch.loss_mask, value_clip))]
 
 
+def text_passes(
+    engine: Engine, texts: SFTData, indices: np.ndarray, batch_size: int, coef: float, pad_id: int
+) -> list[Pass]:
+    """This process's passes over texts of an update: coef times the mean cross-entropy of all their answer tokens.
+
+    Args:
+        indices: (n,) texts of the update over all processes. batch_size: texts of a pass.
+    """
+    tokens = texts.response_lengths[indices]
+
+    def terms(batch: SFTBatch) -> Terms:
+        return [("ptx_loss", coef, LossOutput(answer_loss(engine, batch), {}))]
+
+    passes = []
+    for places in even_batches(texts.lengths[indices], batch_size, engine.rank, engine.world_size):
+        chosen = indices[places] if len(places) else indices[:1]
+        share = float(tokens[places].sum() / tokens.sum())
+        passes.append(Pass(share, partial(terms, texts.collate(chosen.tolist(), pad_id))))
+    return passes
+
+
 def optimizer_step(engine: Engine, passes: list[Pass], part: str, sums: dict[str, float]) -> None:
     """Forward, backward and step; collective, with the same number of passes in every process.
 
@@ -161,7 +185,7 @@ def update_means(sums: dict[str, float]) -> dict[str, float]:
     for part, steps in (("policy", "policy_steps"), ("critic", "critic_steps")):
         count, tokens = sums.get(steps, 0.0), sums.get(f"{part}/tokens", 0.0)
         own = {
-            "policy": ("policy_loss", "kl_loss", "entropy_loss", "grad_norm", "learning_rate"),
+            "policy": ("policy_loss", "kl_loss", "entropy_loss", "ptx_loss", "grad_norm", "learning_rate"),
             "critic": ("value_loss", "critic_grad_norm", "critic_learning_rate"),
         }[part]
         figures |= {name: sums[name] / count for name in own if name in sums and count}

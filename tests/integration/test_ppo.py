@@ -2,7 +2,10 @@
 
 import json
 import math
+from collections import defaultdict
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -11,6 +14,7 @@ from transformers import AutoModelForCausalLM
 from openrlhf.cli import train_ppo
 from openrlhf.cli.parser import parse_config
 from openrlhf.datasets.prompts import PromptData
+from openrlhf.datasets.sft import SFTData
 from openrlhf.rewards.agent import AgentInstanceBase, MultiTurnAgentExecutor
 from openrlhf.trainer.engine import OptimizerSettings
 from openrlhf.trainer.ppo_config import PPOConfig
@@ -118,6 +122,41 @@ def test_an_update_does_not_depend_on_micro_batches():
         after.append([figures[name] for name in ("policy_loss", "entropy_loss", "grad_norm", "value_loss")])
     # The policy loss is a mean of whitened advantages, 0 but for rounding.
     assert after[0] == pytest.approx(after[1], rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize("micro_batch_size", [3, 16])
+def test_texts_add_their_mean_cross_entropy_to_the_step_of_the_policy(micro_batch_size):
+    texts = SFTData([[5, 6, 7 + n] for n in range(20)], [[30 + n] * (n % 4) + [2] for n in range(20)], {}, "")
+    gradients, logged = [], []
+    for coef in (0.0, 0.7):
+        model, tokenizer = stopping_model()
+        changes = {"train_batch_size": 16, "micro_train_batch_size": micro_batch_size, "ptx_coef": coef}
+        trainer = make_trainer(
+            model, tokenizer, TEXTS, length_reward, settings(**changes), texts=texts if coef else None
+        )
+        rollout = trainer.collect()
+        sums = defaultdict(float)
+        kept = {}
+        trainer.updates = 3  # the fourth batch of texts
+        step = trainer.actor.step
+        trainer.actor.step = lambda: (kept.update({n: p.grad.clone() for n, p in model.named_parameters()}), step())[1]  # noqa: B023
+        trainer.update_policy(rollout, trainer.estimate(rollout)[0], torch.arange(16), sums)
+        gradients.append(kept)
+        logged.append(sums)
+    model, _ = stopping_model()
+    order = [np.random.default_rng([1, epoch]).permutation(20) for epoch in range(4)]  # seed 1, 4 passes
+    total, count = 0.0, 0
+    for row in np.concatenate(order)[3 * 16 : 4 * 16]:
+        ids = [5, 6, 7 + row] + [30 + row] * (row % 4) + [2]
+        table = model(torch.tensor([ids])).logits[0].log_softmax(-1)
+        for place in range(3, len(ids)):
+            total, count = total - table[place - 1, ids[place]], count + 1
+    loss = total / count
+    (0.7 * loss).backward()
+    assert logged[1]["ptx_loss"] == pytest.approx(loss.item(), abs=1e-5) and "ptx_loss" not in logged[0]
+    assert logged[1]["policy_loss"] == pytest.approx(logged[0]["policy_loss"], abs=1e-6)
+    for name, parameter in model.named_parameters():
+        assert torch.allclose(gradients[1][name], gradients[0][name] + parameter.grad, atol=1e-5), name
 
 
 def test_no_reference_without_kl_and_a_frozen_one_with_it():
@@ -292,6 +331,7 @@ def numbers(folder, split="train"):
 
 def test_a_resumed_run_equals_an_unbroken_one(start, files, tmp_path, monkeypatch):
     changes = {"num_episodes": 2, "save_steps": 2, "kl_target": 0.05, "init_kl_coef": 0.1}
+    changes |= {"pretrain_data": files / "prompts.jsonl"}
     figures = run(start, files, tmp_path / "whole", **changes)
     assert set(figures) >= {"reward", "score", "response_length"}
     step = PPOTrainer.train_step
@@ -393,6 +433,9 @@ def test_a_model_that_the_run_reads_is_not_replaced(start, files, tmp_path):
         ({"normalize_reward": True}, "needs a reward model"),
         ({"agent_func_path": "x.py"}, "an agent gives rewards of its own"),
         ({"zero_stage": 3}, "sampling needs them whole"),
+        ({"ptx_coef": 0.1}, "name that too"),
+        ({"pretrain_data": "pocket", "max_samples": 3, "eval_fraction": 0, "rollout_batch_size": 3}, "3 texts"),
+        ({"pretrain_data": "x", "ptx_coef": 0}, "has no effect"),
         ({"prompt_data": None}, "--prompt_data is required"),
         ({"lora_rank": 4}, "trains all weights"),
         ({"use_kl_loss": True}, "k1 in the loss"),
@@ -406,6 +449,12 @@ def test_a_model_that_the_run_reads_is_not_replaced(start, files, tmp_path):
 def test_bad_settings_end_in_one_clear_error(start, files, tmp_path, changes, message):
     with pytest.raises(ValueError, match=message):
         run(start, files, tmp_path / "out", **changes)
+
+
+def test_a_rollout_must_hold_a_prompt_for_each_process(start, files, tmp_path):
+    config = parse_config(PPOConfig, flags(start, files, tmp_path / "out"))
+    with pytest.raises(ValueError, match="--rollout_batch_size 4 leaves some of 5 processes without a prompt"):
+        train_ppo._run(config, SimpleNamespace(world_size=5))
 
 
 def test_flags_have_the_spellings_of_openrlhf():

@@ -17,6 +17,7 @@ import torch
 
 from openrlhf.cli import train_ppo
 from openrlhf.cli.parser import parse_config
+from openrlhf.datasets.sft import SFTData
 from openrlhf.trainer.engine import LocalEngine, make_engine
 from openrlhf.trainer.ppo_config import PPOConfig
 from openrlhf.trainer.ppo_models import make_trainer
@@ -31,7 +32,7 @@ SIZES = {"samples_per_prompt": 3, "rollout_batch_size": 7, "train_batch_size": 1
 SIZES |= {"micro_rollout_batch_size": 4}
 CASES = {  # ZeRO stage, settings
     "gae": (2, {"estimator": "gae", "kl_coef": 0.1, "kl_target": 0.01, "entropy_coef": 0.01, "max_epochs": 2}),
-    "group_norm": (1, {"estimator": "group_norm", "kl_coef": 0.1, "kl_in_loss": True, "kl_kind": "k3",
+    "group_norm": (1, {"estimator": "group_norm", "kl_coef": 0.1, "kl_in_loss": True, "kl_kind": "k3", "ptx_coef": 0.5,
                        "filter_range": (0.0, 5.0)}),
     "gspo": (0, {"ratio": "sequence", "reduction": "sequence"}),
 }  # fmt: skip
@@ -54,13 +55,19 @@ def reward(prompts, completion_ids, **_):
     ]
 
 
+def pretraining_texts() -> SFTData:
+    """14 prompts with answers of 1 to 7 tokens."""
+    return SFTData([[5, 6, 7 + n] for n in range(14)], [[20 + n] * (n % 7) + [2] for n in range(14)], {}, "")
+
+
 def trainer_of(case: str, engine) -> PPOTrainer:
     changes = CASES[case][1]
     model, tokenizer = stopping_model()
+    texts = pretraining_texts() if "ptx_coef" in changes else None
     optimizer = replace(FAST, learning_rate=1e-3)
     return make_trainer(
         model, tokenizer, TEXTS, reward, settings(**SIZES, **changes), optimizer=optimizer, critic_optimizer=optimizer,
-        held_out=TEXTS[:5], gold=length_reward, engine=engine,
+        held_out=TEXTS[:5], gold=length_reward, texts=texts, engine=engine,
     )  # fmt: skip
 
 
@@ -109,7 +116,7 @@ def main(folder: Path) -> None:
 
 def command_flags(folder: Path, out: Path, **changes) -> list[str]:
     """Flags of a run of 3 rollouts, each of 2 updates."""
-    changes = {"save_steps": 2, "init_kl_coef": 0.1, **changes}
+    changes = {"save_steps": 2, "init_kl_coef": 0.1, "pretrain_data": folder / "prompts.jsonl", **changes}
     return flags(folder / "lm", folder, out, **changes)
 
 
@@ -185,7 +192,7 @@ def test_the_command_resumes_and_an_error_in_one_process_ends_all(played, tmp_pa
     one = train_ppo.run(parse_config(PPOConfig, command_flags(played, tmp_path / "one")))
     assert sorted(curve(played / "whole")) == [1, 2, 3]
     for first, second in zip(numbers(tmp_path / "one"), numbers(played / "whole"), strict=True):
-        for name in ("reward", "kl", "policy_loss", "value_loss", "grad_norm", "response_length"):
+        for name in ("reward", "kl", "policy_loss", "value_loss", "ptx_loss", "grad_norm", "response_length"):
             assert second[name] == pytest.approx(first[name], rel=1e-3, abs=1e-5), name
     last = numbers(played / "whole", "eval")[-1]
     assert {name: last[name] for name in one} == pytest.approx(one, abs=1e-6)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datasets
 import pytest
+import torch
 
 from openrlhf.datasets.jsonl import write_jsonl
 from openrlhf.datasets.sft import SFTOptions, prepare_sft
@@ -64,3 +65,21 @@ def test_text_and_message_lists_in_one_column_are_both_rendered(tmp_path):
             prepare(tmp_path, [rows[0], bad])
     with pytest.raises(ValueError, match="row 1: column 'question' holds text here"):
         prepare(tmp_path, [{"question": [USER, ASSISTANT]}, {"question": "q"}])
+
+
+def test_texts_without_answers_are_learned_whole_where_asked_for(tmp_path):
+    write_jsonl(tmp_path / "texts.jsonl", [{"text": "the answer is"}, {"text": None}, {"text": "good"}])
+    rows, options = load_rows(str(tmp_path / "texts.jsonl")), SFTOptions(input_key="text")
+    with pytest.raises(ValueError, match="pass --output_key"):
+        prepare_sft(rows, tiny_tokenizer(), options)
+    for tokenizer in (tiny_tokenizer(), tiny_tokenizer(add_bos=True)):
+        data = prepare_sft(rows, tokenizer, options, whole_texts=True)
+        ids = tokenizer("the answer is")["input_ids"] + [tokenizer.eos_token_id]
+        batch = data.collate([0], 0)
+        assert batch.input_ids[0].tolist() == ids and data.counts["missing_value"] == 1
+        assert batch.response_mask[0].tolist() == [False] + [True] * (len(ids) - 1)  # nothing predicts the first token
+        assert data.response_lengths[0] == len(ids) - 1
+    with_answers = prepare(tmp_path, [{"question": "what is", "answer": "good"}])
+    write_jsonl(tmp_path / "a.jsonl", [{"question": "what is", "answer": "good"}])
+    same = prepare_sft(load_rows(str(tmp_path / "a.jsonl")), tiny_tokenizer(), SFTOptions(), whole_texts=True)
+    assert torch.equal(same.collate([0], 0).response_mask, with_answers.collate([0], 0).response_mask)
