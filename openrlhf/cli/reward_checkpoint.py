@@ -18,6 +18,7 @@ from openrlhf.evaluation.goal_state import GoalState, QuestionGoals, load_goal
 from openrlhf.models.lora import SETTINGS_FILE
 from openrlhf.models.pretrained import checkpoint_fingerprint, load_reward_model, load_tokenizer
 from openrlhf.models.reward_model import RewardModel, read_settings, rotary_kinds
+from openrlhf.utils.memory import keep_freed_memory
 from openrlhf.utils.storage import is_s3, local_copy
 
 DEFAULT_MAX_LEN = 2048
@@ -56,6 +57,8 @@ class RewardCheckpoint:
     def load(self, bf16: bool = False, attn_implementation: str | None = None) -> tuple[RewardModel, Any]:
         """The model, in eval mode on the GPU when there is one, and its tokenizer.
 
+        Without a GPU the process keeps freed memory from now on, see `keep_freed_memory`.
+
         Raises:
             ValueError: texts of max_len tokens whose scores would depend on the other texts, or on too few positions.
         """
@@ -73,6 +76,8 @@ class RewardCheckpoint:
                 f"{self.name} has dynamic rotary positions: beyond {dynamic} tokens a score depends on texts scored "
                 f"before, and max_len is {self.max_len}; pass --max_len {dynamic}"
             )
+        if not torch.cuda.is_available():
+            keep_freed_memory()
         return model.to("cuda" if torch.cuda.is_available() else "cpu").eval(), tokenizer
 
 
