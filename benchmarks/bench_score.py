@@ -5,11 +5,13 @@
     python benchmarks/bench_score.py --growth                          # by completions a question, and by prompt length
     python benchmarks/bench_score.py --quick                           # under a minute
 
-Three ways score the same completions with the same weights, precision (float32) and threads, each in a process of its
+Four ways score the same completions with the same weights, precision (float32) and threads, each in a process of its
 own, in turn, several times:
-    ours        what eval_rm does: what completions begin with alike computed once, no padding
-    whole rows  padded rows of like length that share nothing
-    pipeline    transformers.pipeline("text-classification"), the better of several batch sizes, input in file order
+    ours          what eval_rm does: what completions begin with alike computed once, no padding; with the value and the
+                  goal similarity of every token
+    rewards only  the same without them, as eval_rm --preferences: the pipeline gives no more than rewards either
+    whole rows    ours with padded rows of like length that share nothing
+    pipeline      transformers.pipeline("text-classification"), the better of several batch sizes, input in file order
 Equal completions of one question are removed first: we would score them once. Time is that of scoring with
 tokenisation, without loading. Tokens are those of prompt + response of every completion, whatever was computed. Memory
 is the largest resident size of the process. Rewards are compared where nothing is cut: the pipeline cuts the EOS too.
@@ -103,6 +105,20 @@ def score_ours(checkpoint, completions, share: bool, batch_tokens: int | None, c
     return seconds(), [row["reward"] for row in rows]
 
 
+def score_last(checkpoint, completions, batch_tokens: int | None, clock: str) -> tuple[float, list[float]]:
+    """Seconds and rewards of our scorer where nothing but the reward is asked for."""
+    from openrlhf.evaluation.scoring import encode_completions, score_encoded
+
+    model, tokenizer = checkpoint.load()
+    seconds = start_clock(clock)
+    encoded = encode_completions(
+        tokenizer, completions, template=checkpoint.template,
+        apply_chat_template=checkpoint.apply_chat_template, max_len=checkpoint.max_len,
+    )  # fmt: skip
+    scored = score_encoded(model, encoded, batch_tokens=batch_tokens, last_only=True, progress=False)
+    return seconds(), [one.reward for one in scored]
+
+
 def score_pipeline(checkpoint, completions, batch_size: int, clock: str) -> tuple[float, list[float]]:
     """Seconds and rewards of the pipeline of transformers."""
     import torch
@@ -146,6 +162,8 @@ def work(arguments: argparse.Namespace) -> None:
     kind, _, size = arguments.work.partition(":")
     if kind == "pipeline":
         seconds, rewards = score_pipeline(checkpoint, completions, int(size), arguments.clock)
+    elif kind == "rewards only":
+        seconds, rewards = score_last(checkpoint, completions, arguments.batch_tokens, arguments.clock)
     else:
         seconds, rewards = score_ours(checkpoint, completions, kind == "ours", arguments.batch_tokens, arguments.clock)
     memory = largest_resident_size()
@@ -219,7 +237,7 @@ def main() -> None:
         show_growth(arguments)
         return
     pipelines = [f"pipeline:{size}" for size in arguments.batch_sizes]
-    kinds = {"ours": [], "whole rows": []} | {kind: [] for kind in pipelines}
+    kinds = {"ours": [], "rewards only": [], "whole rows": []} | {kind: [] for kind in pipelines}
     with tempfile.TemporaryDirectory() as folder:
         checkpoint, completions = prepare(Path(folder), arguments)
         for _ in range(arguments.repeats):
@@ -240,6 +258,7 @@ def main() -> None:
         Path(arguments.json).write_text(json.dumps({"settings": vars(arguments), "results": rows}, indent=2) + "\n")
     print(f"memory: ours / {best} = {rows['ours']['mib'] / rows[best]['mib']:.2f}")
     print(f"ratio {rows['whole rows']['seconds'] / rows['ours']['seconds']:.2f} ours against our own whole rows")
+    print(f"ratio {rows[best]['seconds'] / rows['rewards only']['seconds']:.2f} rewards only against {best}")
     print(f"ratio {rows[best]['seconds'] / rows['ours']['seconds']:.2f} scoring speed, ours against {best}")
 
 

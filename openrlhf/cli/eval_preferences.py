@@ -102,7 +102,7 @@ def evaluate_preferences(
         ValueError: a reward that is not finite, or files there of other rows or settings.
     """
     ranks = ranks or OneProcess()
-    scorer = scorer or Scorer(model, goal, batch_tokens, ranks, share_prompts)
+    scorer = scorer or Scorer(model, goal, batch_tokens, ranks, share_prompts, last_only=True)
     folder = Path(folder) / FOLDER
     settings = scoring_settings(
         model,

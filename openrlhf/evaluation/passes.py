@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from openrlhf.evaluation.batching import LEAST_PACK, pad_right, response_batches, token_batches, token_packs
-from openrlhf.models.packing_support import longest_packed, probe
+from openrlhf.models.packing_support import longest_packed, probe, probe_last
 from openrlhf.models.policy import pad_left
 from openrlhf.models.prompt_cache import compute_prompts, run_responses, supports_prompt_cache
 from openrlhf.models.reward_model import RewardModel
@@ -33,7 +33,7 @@ class TokenPass:
     members: list[int]  # (R,) positions of the sequences
     states: Tensor  # (T, H) last hidden states, model dtype
     values: Tensor  # (T,) float32 the head at every token
-    places: Tensor  # (R, S) int64 on the CPU, which of the T is token t of sequence r; on padding and prompts maybe any
+    places: Tensor  # (R, S) int64 on the CPU, which of the T is token t of sequence r; where nothing is read maybe any
 
 
 class SequenceReader:
@@ -43,13 +43,16 @@ class SequenceReader:
         model: in eval mode.
         batch_tokens: tokens of a forward pass as computed; see `token_packs` and `token_batches`.
         share: compute what sequences begin with alike once, where the architecture allows it; False: padded rows.
+        last_only: only the last token of every sequence is read; where the architecture allows it, the last layer of
+            packed rows computes no others.
     """
 
-    def __init__(self, model: RewardModel, batch_tokens: int, share: bool = True) -> None:
+    def __init__(self, model: RewardModel, batch_tokens: int, share: bool = True, last_only: bool = False) -> None:
         self.model = model
         self.batch_tokens = batch_tokens
         self.longest = _longest_packed(model) if share else 0  # tokens of a row that may be packed
         self.caches = share and supports_prompt_cache(model)
+        self.narrows = last_only and self.longest > 0 and _allows_last_only(model)
 
     @torch.inference_mode()
     def read(self, sequences: Sequence[Sequence[int]], prompt_lengths: Sequence[int]) -> Iterator[TokenPass]:
@@ -68,8 +71,10 @@ class SequenceReader:
             logger.info("%d of %d rows have more than %d tokens: scored whole", len(whole), len(left), self.longest)
         for pack in token_packs([sequences[i] for i in packed], self.batch_tokens):
             members = [packed[place] for place in pack]
-            rows = self.model.pack(*pad_right([sequences[i] for i in members], 0, "cpu"))
-            yield TokenPass(members, *self.model.read_packed(rows), rows.places.cpu())
+            ids, mask = pad_right([sequences[i] for i in members], 0, "cpu")
+            rows = self.model.pack(ids, mask)
+            last = self.model.pack_last(rows, mask.sum(1)) if self.narrows else None
+            yield TokenPass(members, *self.model.read_packed(rows, last), (last or rows).places.cpu())
         yield from self._read_behind_prompts(sequences, prompt_lengths, groups)
         for batch in token_batches([len(sequences[i]) for i in whole], self.batch_tokens, self.model.switch_length):
             members = [whole[place] for place in batch]
@@ -120,3 +125,10 @@ def _longest_packed(model: RewardModel) -> int:
         logger.info("%s: rows are padded and share nothing (%s)", type(model.network).__name__, problem)
         return 0
     return limit
+
+
+def _allows_last_only(model: RewardModel) -> bool:
+    problem = probe_last(model)
+    if problem is not None:
+        logger.info("%s: the last layer computes all tokens (%s)", type(model.network).__name__, problem)
+    return problem is None

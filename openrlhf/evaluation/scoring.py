@@ -56,8 +56,8 @@ class ScoredCompletion:
     """What scoring adds to the keys of a completion; figures are None when nothing of the response fits."""
 
     reward: float | None  # reward units, the value at the last token
-    partial_rewards: list[float] | None  # (A,) the value head at every response token
-    cosine_sim: list[float] | None  # (A,) goal similarity at every response token; None without a goal state
+    partial_rewards: list[float] | None  # (A,) the value head at every response token; (1,) where only the last is read
+    cosine_sim: list[float] | None  # goal similarity at the same tokens; None without a goal state
     num_actions: int  # A, response tokens including EOS
     truncated: bool
     token_ends: list[int] | None = None  # (A,) character of the solution where each response token ends
@@ -111,6 +111,7 @@ def score_encoded(
     ranks: Ranks | None = None,
     progress: bool = True,
     share_prompts: bool = True,
+    last_only: bool = False,
 ) -> list[ScoredCompletion]:
     """Score token sequences, each as if it were alone.
 
@@ -119,12 +120,13 @@ def score_encoded(
         batch_tokens: tokens of a forward pass as computed; None: what suits the model's device.
         ranks: processes that share the work; all call this function alike and get all results.
         share_prompts: compute what completions begin with alike once, where the architecture allows it.
+        last_only: value and goal similarity of the last token alone, the reward among them: less to compute.
     Returns:
         N records in order.
     Raises:
         ValueError: a reward that is not finite (names the position), or a goal state of another hidden size.
     """
-    scorer = Scorer(model, goal, batch_tokens, ranks, share_prompts)
+    scorer = Scorer(model, goal, batch_tokens, ranks, share_prompts, last_only)
     scored: list[ScoredCompletion] = []
     with ScoringBar(len(encoded), disable=not progress or scorer.ranks.rank > 0) as bar:
         for window in cut_windows(encoded, scorer.window_tokens):
@@ -157,7 +159,7 @@ class Scorer:
     Args:
         model: set to eval mode.
         goal: of the same model.
-        batch_tokens, ranks, share_prompts: as for `score_encoded`.
+        batch_tokens, ranks, share_prompts, last_only: as for `score_encoded`.
     Raises:
         ValueError: the goal has another hidden size than the model.
     """
@@ -169,13 +171,15 @@ class Scorer:
         batch_tokens: int | None = None,
         ranks: Ranks | None = None,
         share_prompts: bool = True,
+        last_only: bool = False,
     ) -> None:
         self.model = model.eval()
+        self.last_only = last_only
         self.goal = goal
         on_gpu = model.device.type == "cuda"
         self.ranks = ranks or OneProcess()
         batch_tokens = batch_tokens or BATCH_TOKENS[on_gpu]
-        self._reader = SequenceReader(self.model, batch_tokens, share_prompts)
+        self._reader = SequenceReader(self.model, batch_tokens, share_prompts, last_only)
         self.window_tokens = WINDOW_BATCHES[on_gpu] * batch_tokens * self.ranks.world_size  # tokens of a good window
         self._vectors = None
         if goal is not None:
@@ -256,8 +260,8 @@ class Scorer:
         prompts = [len(encoded[i].prompt_ids) for i in rows]
         for one in self._reader.read([encoded[i].ids for i in rows], prompts):
             members = [rows[place] for place in one.members]
-            counts = [encoded[i].num_actions for i in members]
-            starts = [prompts[place] for place in one.members]
+            counts = [1 if self.last_only else encoded[i].num_actions for i in members]
+            starts = [len(encoded[i]) - count for i, count in zip(members, counts, strict=True)]
             responses = zip(one.places.numpy(), starts, counts, strict=True)
             places = np.concatenate([row[start : start + count] for row, start, count in responses])
             partial = shortest_decimals(one.values.float().cpu().numpy()[places]).tolist()
@@ -267,7 +271,8 @@ class Scorer:
                 part, end = slice(end, end + count), end + count
                 cosine = None if cosines is None or goal_rows[i] < 0 else cosines[part]
                 values = partial[part]
-                yield i, ScoredCompletion(values[-1], values, cosine, count, encoded[i].truncated)
+                actions, cut = encoded[i].num_actions, encoded[i].truncated
+                yield i, ScoredCompletion(values[-1], values, cosine, actions, cut)
             if bar is not None:
                 bar.add(len(members), sum(len(encoded[i]) for i in members))
 

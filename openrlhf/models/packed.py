@@ -111,6 +111,33 @@ def pack_rows(
     )
 
 
+def last_rows(packed: PackedRows, length: Tensor, *, slack: int = 0, call_keys: int = sys.maxsize) -> PackedRows:
+    """The same R sequences where their last tokens alone ask, for keys of all packed tokens.
+
+    Args:
+        packed: from `pack_rows`. length: (R,) int64 tokens of each sequence.
+        slack, call_keys: as for `pack_rows`.
+    Returns:
+        R tokens, in the order of the sequences and on the device of `packed`, each under all columns of `places`. `keys`
+        are numbers of tokens of `packed`.
+    """
+    places, lengths = packed.places.cpu().numpy(), length.cpu().numpy()
+    rows = np.arange(len(places))
+    attention, _, keys, answer = _attention_rows(places, lengths, lengths - 1, rows, slack, call_keys)
+    answers = answer[rows, lengths - 1]  # a query a row: the queries are the rows in another order
+    tokens = packed.places.gather(1, length.to(packed.places.device).unsqueeze(1) - 1).squeeze(1)
+    last = PackedRows(
+        packed.input_ids[tokens],
+        packed.position_ids[tokens],
+        torch.from_numpy(rows)[:, None].expand(places.shape),
+        attention,
+        torch.from_numpy(np.argsort(answers)),
+        torch.from_numpy(keys),
+        torch.from_numpy(answers),
+    )
+    return last.to(packed.places.device)
+
+
 def _sort_rows(ids: np.ndarray, mask: np.ndarray, length: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Rows in the order of their tokens, and how many tokens each begins with like the one before: (R,), (R,)."""
     big_endian = ids.astype(">u4")  # bytes in the order of the numbers

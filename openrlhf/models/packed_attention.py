@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -25,6 +26,18 @@ PREFIX = "packed_"
 ARGUMENT = "packed_rows"  # under this name the rows travel through the layers of a model
 NO_MASK = (1, 1, 1, 1)  # shape of a mask that stands for none: of four dimensions, models make none of their own
 _NAMES = threading.RLock()
+
+
+class KeysFound(Exception):
+    """Ends a layer at its attention; its arguments are the keys and values."""
+
+
+@dataclass(frozen=True)
+class RowsBehindKeys:
+    """Packed rows whose tokens ask for keys and values that were computed before, see `openrlhf.models.last_layer`."""
+
+    rows: PackedRows
+    found: tuple[Tensor, Tensor] | None = None  # keys and values, (1, heads, T, d) each; None: raise KeysFound
 
 
 def base_attention(config) -> str:
@@ -70,7 +83,7 @@ def packed_attention(
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
-    packed_rows: PackedRows | None = None,
+    packed_rows: PackedRows | RowsBehindKeys | None = None,
     **options,
 ) -> tuple[Tensor, Tensor | None]:
     """Attention of a layer.
@@ -84,12 +97,17 @@ def packed_attention(
         (1, T, heads, d) and None; without packed rows what the base returns.
     Raises:
         ValueError: a layer made a mask of its own for packed rows: attention would not heed it.
+        KeysFound: asked for by the rows.
     """
     attend = _attention_function(base, module)
     if packed_rows is None:
         return attend(module, query, key, value, attention_mask, **options)
     if attention_mask is not None and attention_mask.shape != NO_MASK:
         raise ValueError(f"{type(module).__name__} makes its own mask {tuple(attention_mask.shape)} of packed rows")
+    if isinstance(packed_rows, RowsBehindKeys):
+        if packed_rows.found is None:
+            raise KeysFound(key, value)
+        (key, value), packed_rows = packed_rows.found, packed_rows.rows
     options.pop("position_ids", None)  # flash-attention would look for sequences in them
     rows = packed_rows.attention
     by_row = (

@@ -81,6 +81,29 @@ def probe(
     return None
 
 
+@torch.inference_mode()
+def probe_last(model: RewardModel) -> str | None:
+    """Compare last tokens that go through the last layer alone with the same in a whole pass, on a few random rows.
+
+    Returns:
+        What is wrong; None when both agree.
+    """
+    if not model.takes_masks:
+        return "attention takes no mask"
+    try:
+        ids, mask = _random_pairs([(6, 5, 9), (0, 4, 1)], model, torch.Generator().manual_seed(0))
+        packed, length = model.pack(ids, mask), mask.sum(1)
+        states, _ = model.read_packed(packed)
+        tokens = packed.places.gather(1, length.to(model.device).unsqueeze(1) - 1).squeeze(1)
+        found, _ = model.read_packed(packed, model.pack_last(packed, length))
+        difference = (states[tokens] - found).abs().max() / states.abs().max()
+        if found.shape != states[tokens].shape or not difference <= TOLERANCE.get(states.dtype, ROUGH_TOLERANCE):
+            return f"states of the same tokens differ by {difference.item():.1e}, relative"
+    except Exception as error:  # layers that take other inputs raise many unrelated types
+        return f"{type(error).__name__}: {error}".replace("\n", " ")
+    return None
+
+
 def _random_pairs(
     lengths: list[tuple[int, int, int]], model: RewardModel, generator: torch.Generator
 ) -> tuple[torch.Tensor, torch.Tensor]:

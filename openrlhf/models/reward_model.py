@@ -8,6 +8,7 @@ key ``goal_reward`` of ``config.json``.
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from openrlhf.models.functional import at_least_float32, last_valid_index, position_ids_from_mask
-from openrlhf.models.packed import PackedRows, pack_rows, unpack
+from openrlhf.models.last_layer import only_last_tokens
+from openrlhf.models.packed import PackedRows, last_rows, pack_rows, unpack
 from openrlhf.models.packed_attention import ARGUMENT, NO_MASK, attention_for, base_attention
 
 SETTINGS_KEY = "goal_reward"
@@ -157,39 +159,52 @@ class RewardModel(nn.Module):
         Raises:
             ValueError: a sequence without a token, or padding before one.
         """
-        takes_masks = base_attention(self.config) in ("sdpa", "eager")
-        on_gpu = self.device.type == "cuda"
-        packed = pack_rows(
-            input_ids,
-            attention_mask,
-            share=share,
-            suffixes=takes_masks,
-            slack=PACKING_SLACK[on_gpu],
-            call_keys=CALL_KEYS[on_gpu],
-        )
+        packed = pack_rows(input_ids, attention_mask, share=share, suffixes=self.takes_masks, **self._call_limits)
         return packed.to(self.device)
+
+    def pack_last(self, packed: PackedRows, length: Tensor) -> PackedRows:
+        """The last tokens of the sequences of `pack`, for `read_packed`.
+
+        Args:
+            length: (R,) int64 tokens of each sequence.
+        """
+        return last_rows(packed, length, **self._call_limits)
+
+    @property
+    def takes_masks(self) -> bool:
+        """Whether the attention of this model takes a mask of any form."""
+        return base_attention(self.config) in ("sdpa", "eager")
+
+    @property
+    def _call_limits(self) -> dict[str, int]:
+        on_gpu = self.device.type == "cuda"
+        return {"slack": PACKING_SLACK[on_gpu], "call_keys": CALL_KEYS[on_gpu]}
 
     def run_backbone(self, **inputs):
         """The backbone's output on rows that are not packed, by the attention of the model's own name."""
         with attention_for(self.config, packed=False):
             return self.network.base_model(**inputs)
 
-    def read_packed(self, packed: PackedRows) -> tuple[Tensor, Tensor]:
+    def read_packed(self, packed: PackedRows, last: PackedRows | None = None) -> tuple[Tensor, Tensor]:
         """States and values of packed tokens, not laid out as rows: ``packed.places`` finds them.
 
+        Args:
+            last: of the same rows, from :meth:`pack_last`: its R tokens alone are read, and the last layer computes no
+                others. Not for every architecture, see `openrlhf.models.packing_support.probe_last`.
         Returns:
-            (T, H) last hidden states in the model's dtype and (T,) float32 values.
+            (T, H) last hidden states in the model's dtype and (T,) float32 values; (R, H) and (R,) with `last`.
         """
-        return self._read(self._run_packed(packed))
+        return self._read(self._run_packed(packed, last))
 
     def _read(self, outputs) -> tuple[Tensor, Tensor]:
         states = outputs.last_hidden_state[0]
         return states, at_least_float32(self.network.score(states).squeeze(-1))
 
-    def _run_packed(self, packed: PackedRows):
+    def _run_packed(self, packed: PackedRows, last: PackedRows | None = None):
         """The backbone's output on packed tokens, a batch of one row."""
         extra = {"output_router_logits": True} if self.with_aux_loss else {}
-        with attention_for(self.config, packed=True):
+        narrowed = nullcontext() if last is None else only_last_tokens(self.network, packed, last)
+        with attention_for(self.config, packed=True), narrowed:
             return self.network.base_model(
                 input_ids=packed.input_ids.unsqueeze(0),
                 attention_mask=torch.ones(NO_MASK, dtype=torch.bool, device=packed.input_ids.device),

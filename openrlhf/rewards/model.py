@@ -31,7 +31,7 @@ class TextScorer:
     Args:
         model: set to eval mode.
         max_len: tokens of prompt + response + EOS; responses are cut, prompts never.
-        goal: goal state of this model, for goal similarities.
+        goal: goal state of this model, for goal similarities; without one, scores are of the last token alone.
         batch_tokens: tokens of a forward pass; None: what suits the model's device.
         normalize: subtract the mean and divide by the standard deviation of rewards that the checkpoint records.
     Raises:
@@ -50,7 +50,7 @@ class TextScorer:
     ) -> None:
         self.tokenizer = tokenizer
         self.max_len = max_len
-        self.scorer = Scorer(model, goal, batch_tokens)
+        self.scorer = Scorer(model, goal, batch_tokens, last_only=goal is None)
         self.mean, self.std = 0.0, 1.0
         if normalize:
             recorded = read_settings(model.config)

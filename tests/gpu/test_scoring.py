@@ -13,7 +13,7 @@ from tests.tiny import tiny_reward_model, tiny_tokenizer
 WORDS = ["the", "answer", "is", "apples", "good", "bad", "plus", "7", "31"]
 
 
-def scored(device: str, share: bool, family: str):
+def scored(device: str, share: bool, family: str, last_only: bool = False):
     """Thirty completions of five questions of different lengths, scored with a goal state."""
     tokenizer = tiny_tokenizer()
     generator = np.random.default_rng(1)
@@ -30,6 +30,7 @@ def scored(device: str, share: bool, family: str):
         goal=GoalState(vector, 3, 1.0, "plain", False, 120, "c", "d"),
         batch_tokens=256,
         share_prompts=share,
+        last_only=last_only,
         progress=False,
     )
 
@@ -42,3 +43,6 @@ def test_shared_prompts_on_a_gpu_change_no_score(family):
             # float32 on both sides, sums in another order
             assert one.partial_rewards == pytest.approx(reference.partial_rewards, abs=1e-4)
             assert one.cosine_sim == pytest.approx(reference.cosine_sim, abs=1e-4)
+    for one, reference in zip(scored("cuda", True, family, last_only=True), wanted, strict=True):
+        assert one.partial_rewards == pytest.approx(reference.partial_rewards[-1:], abs=1e-4)
+        assert one.cosine_sim == pytest.approx(reference.cosine_sim[-1:], abs=1e-4)

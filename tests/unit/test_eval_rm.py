@@ -422,16 +422,16 @@ def test_preferences_of_two_models_are_compared_in_a_file(world):
 def test_sharing_of_prompts_and_goals_per_question_reach_the_preferences(world, monkeypatch, caplog):
     asked = []
 
-    def scorer(*arguments):
-        asked.append(arguments)
-        return Scorer(*arguments)
+    def scorer(*arguments, **options):
+        asked.append((*arguments, options))
+        return Scorer(*arguments, **options)
 
     monkeypatch.setattr("openrlhf.cli.eval_preferences.Scorer", scorer)
     goal_of(world, per_question="true")
     prefer(world, "--goal_state_path", str(world / "goal"), "--share_prompts", "off")
-    assert asked[0][-1] is False
+    assert asked[0][-2:] == (False, {"last_only": True})
     assert "goals of single questions do not fit preference sets" in caplog.text
-    assert prefer(world)["preferences"]["goal_state"] is None and asked[1][-1] is True
+    assert prefer(world)["preferences"]["goal_state"] is None and asked[1][-2] is True
 
 
 def refuse_loading(monkeypatch):
