@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import TypeVar
 
 import numpy as np
@@ -123,10 +124,8 @@ def pad_right(sequences: Sequence[Sequence[int]], pad_id: int, device: torch.dev
     Returns:
         input_ids (B, S) int64 and attention_mask (B, S) bool, True on real tokens.
     """
-    width = max(len(sequence) for sequence in sequences)
-    input_ids = torch.full((len(sequences), width), pad_id, dtype=torch.long)
-    attention_mask = torch.zeros(len(sequences), width, dtype=torch.bool)
-    for row, sequence in enumerate(sequences):
-        input_ids[row, : len(sequence)] = torch.as_tensor(sequence, dtype=torch.long)
-        attention_mask[row, : len(sequence)] = True
-    return input_ids.to(device), attention_mask.to(device)
+    lengths = np.fromiter(map(len, sequences), np.int64, len(sequences))
+    mask = np.arange(lengths.max()) < lengths[:, None]
+    ids = np.full(mask.shape, pad_id, dtype=np.int64)
+    ids[mask] = np.fromiter(chain.from_iterable(sequences), np.int64, lengths.sum())
+    return torch.from_numpy(ids).to(device), torch.from_numpy(mask).to(device)

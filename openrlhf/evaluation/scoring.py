@@ -232,7 +232,8 @@ class Scorer:
                 raise ValueError(
                     f"{name_of(copies[0])}: the reward model gives a reward that is not finite; check its dtype"
                 )
-            for i in copies:
+            scored[copies[0]] = found[copies[0]]
+            for i in copies[1:]:
                 scored[i] = dataclasses.replace(
                     found[copies[0]], truncated=encoded[i].truncated, token_ends=encoded[i].token_ends
                 )
@@ -271,8 +272,13 @@ class Scorer:
                 part, end = slice(end, end + count), end + count
                 cosine = None if cosines is None or goal_rows[i] < 0 else cosines[part]
                 values = partial[part]
-                actions, cut = encoded[i].num_actions, encoded[i].truncated
-                yield i, ScoredCompletion(values[-1], values, cosine, actions, cut)
+                tokens = encoded[i]
+                yield (
+                    i,
+                    ScoredCompletion(
+                        values[-1], values, cosine, tokens.num_actions, tokens.truncated, tokens.token_ends
+                    ),
+                )
             if bar is not None:
                 bar.add(len(members), sum(len(encoded[i]) for i in members))
 

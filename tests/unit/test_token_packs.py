@@ -1,11 +1,12 @@
-"""Packs of sequences, and the digits of float32 numbers."""
+"""Packs and batches of sequences, and the digits of float32 numbers."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
-from openrlhf.evaluation.batching import token_packs
+from openrlhf.evaluation.batching import pad_right, token_packs
 from openrlhf.evaluation.decimals import shortest_decimals
 
 
@@ -28,6 +29,12 @@ def test_a_long_beginning_is_repeated_in_few_packs():
     sequences = [[7] * 40 + [100 + i] * 5 for i in range(60)]
     assert [len(pack) for pack in token_packs(sequences, 10)] == [24, 24, 12]
     assert [len(pack) for pack in token_packs(sequences, 240)] == [40, 20]
+
+
+def test_padding_by_hand():
+    ids, mask = pad_right([[3, 4, 5], [], [6]], 9, "cpu")
+    assert ids.tolist() == [[3, 4, 5], [9, 9, 9], [6, 9, 9]] and ids.dtype == torch.int64
+    assert mask.tolist() == [[True, True, True], [False, False, False], [True, False, False]]
 
 
 def test_decimals_are_those_of_str():
