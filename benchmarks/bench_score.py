@@ -11,7 +11,7 @@ own, in turn, several times:
                   goal similarity of every token
     rewards only  the same without them, as eval_rm --preferences: the pipeline gives no more than rewards either
     whole rows    ours with padded rows of like length that share nothing
-    pipeline      transformers.pipeline("text-classification"), the better of several batch sizes, input in file order
+    pipeline      transformers.pipeline("text-classification") with several batch sizes, input in file order
 Equal completions of one question are removed first: we would score them once. Time is that of scoring with
 tokenisation, without loading. Tokens are those of prompt + response of every completion, whatever was computed. Memory
 is the largest resident size of the process. Rewards are compared where nothing is cut: the pipeline cuts the EOS too.
@@ -258,8 +258,10 @@ def main() -> None:
         Path(arguments.json).write_text(json.dumps({"settings": vars(arguments), "results": rows}, indent=2) + "\n")
     print(f"memory: ours / {best} = {rows['ours']['mib'] / rows[best]['mib']:.2f}")
     print(f"ratio {rows['whole rows']['seconds'] / rows['ours']['seconds']:.2f} ours against our own whole rows")
-    print(f"ratio {rows[best]['seconds'] / rows['rewards only']['seconds']:.2f} rewards only against {best}")
-    print(f"ratio {rows[best]['seconds'] / rows['ours']['seconds']:.2f} scoring speed, ours against {best}")
+    # The best pipeline last, and of its lines that of all tokens.
+    for kind in sorted(pipelines, key=lambda kind: -rows[kind]["seconds"]):
+        for way, what in (("rewards only", "rewards alone"), ("ours", "values and goal similarities of all tokens")):
+            print(f"ratio {rows[kind]['seconds'] / rows[way]['seconds']:.2f} scoring speed, {what}, against {kind}")
 
 
 if __name__ == "__main__":
