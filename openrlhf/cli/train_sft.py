@@ -105,6 +105,9 @@ def write_policy(
     state = engine.state_dict()
     if state is None:
         return
+    # One name of each weight: engines give tied ones (embedding and head) as copies, which would be written twice.
+    tied = {name for name, _ in model.named_parameters(remove_duplicate=False)} - set(dict(model.named_parameters()))
+    state = {name: value for name, value in state.items() if name not in tied}
     folder.mkdir(parents=True, exist_ok=True)
     dtype = torch.bfloat16 if config.use_bf16 else torch.float32
     with quiet_loading(), without_deepspeed():
