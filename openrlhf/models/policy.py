@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -11,8 +12,12 @@ from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedToken
 from transformers.generation import LogitsProcessorList
 
 from openrlhf.datasets.tokenize import encode_prompts
+from openrlhf.models.key_values import KeyValues, context_of
 from openrlhf.models.pretrained import load_tokenizer, quiet_loading
+from openrlhf.models.prompt_cache import CacheUnsupported
 from openrlhf.models.sampling import RowSampler, SampledResponse, SamplingParams, check_temperature_and_top_p
+
+logger = logging.getLogger(__name__)
 
 
 class Policy:
@@ -167,15 +172,44 @@ class Policy:
         return responses
 
     def _sample_batch(self, prompts: list[list[int]], params: list[SamplingParams]) -> list[SampledResponse]:
+        """One batch with keys and values of our own, or by generate() where the architecture keeps none."""
+        longest = max(len(prompt) + one.max_tokens for prompt, one in zip(prompts, params, strict=True))
+        context = context_of(self.model.config)
+        if context is None or longest <= context:
+            try:
+                return self._sample_with_cache(prompts, self._row_sampler(prompts, params))
+            except CacheUnsupported as error:
+                logger.debug("sampling by generate(): %s", error)
+        return self._sample_by_generate(prompts, self._row_sampler(prompts, params))
+
+    def _row_sampler(self, prompts: list[list[int]], params: list[SamplingParams]) -> RowSampler:
+        return RowSampler([len(ids) for ids in prompts], params, self.stop_ids, self.tokenizer.decode)
+
+    def _sample_with_cache(self, prompts: list[list[int]], sampler: RowSampler) -> list[SampledResponse]:
+        """Equal prompts are computed once, and rows that are over leave the passes."""
+        cache = KeyValues(self.model.base_model)
+        cache.add([prompt[:-1] for prompt in prompts])
+        newest = [prompt[-1] for prompt in prompts]  # not yet run through the model
+        while rows := sampler.unfinished:
+            waiting: list[Sequence[int]] = [()] * len(prompts)
+            for row in rows:
+                waiting[row] = (newest[row],)
+            logits = cache.append(waiting, through=self.model)[:, -1].float()
+            for row, token in zip(rows, sampler.draw(rows, logits), strict=True):
+                newest[row] = token
+            if any(sampler.ended[row] for row in rows):  # nothing follows them: no more copies of what they hold
+                cache.crop([0 if end else n for end, n in zip(sampler.ended, cache.lengths, strict=True)])
+        return sampler.responses()
+
+    def _sample_by_generate(self, prompts: list[list[int]], sampler: RowSampler) -> list[SampledResponse]:
         input_ids, attention_mask = pad_left(prompts, self.tokenizer.pad_token_id)
-        sampler = RowSampler([len(ids) for ids in prompts], params, self.stop_ids, self.tokenizer.decode)
         own_config = self.model.generation_config
         self.model.generation_config = GenerationConfig()  # its penalties and minima would change the distribution
         try:
             self.model.generate(
                 input_ids=input_ids.to(self.device),
                 attention_mask=attention_mask.to(self.device),
-                max_new_tokens=max(one.max_tokens for one in params),
+                max_new_tokens=max(one.max_tokens for one in sampler.params),
                 eos_token_id=self.stop_ids,
                 pad_token_id=self.tokenizer.pad_token_id,
                 do_sample=False,

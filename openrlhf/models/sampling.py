@@ -141,9 +141,10 @@ def keep_likely(probabilities: Tensor, top_p: Tensor | float) -> Tensor:
 
 
 class RowSampler(LogitsProcessor):
-    """Draws for every row of a running `model.generate(do_sample=False)` and keeps what it drew.
+    """Draws the tokens of rows that grow together, and keeps what it drew.
 
-    Given the logits of a step it leaves one possible token in each row: the drawn one, or EOS once the row is over.
+    As a processor of the logits of a running `model.generate(do_sample=False)` it leaves one possible token in each
+    row: the drawn one, or EOS once the row is over.
 
     Args:
         prompt_lengths: tokens of each prompt; with the seed they choose the row's random numbers, so that the turns of
@@ -170,26 +171,38 @@ class RowSampler(LogitsProcessor):
         self.logprobs: list[list[float]] = [[] for _ in params]
         self.ended = [""] * len(params)
 
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Scores (B, V) in which every row has one token above minus infinity."""
-        device = scores.device
+    @property
+    def unfinished(self) -> list[int]:
+        """Rows that go on."""
+        return [row for row, ended in enumerate(self.ended) if not ended]
+
+    def draw(self, rows: Sequence[int], logits: Tensor) -> list[int]:
+        """The next token of each of these rows.
+
+        Args:
+            logits: (R, V) float32 behind their newest tokens.
+        """
         tokens, logprobs = draw_tokens(
-            scores,
-            torch.tensor([stream.random() for stream in self.streams], dtype=torch.float64, device=device),
-            torch.tensor([one.temperature for one in self.params], device=device),
-            torch.tensor([one.top_p for one in self.params], device=device),
+            logits,
+            torch.tensor([self.streams[row].random() for row in rows], dtype=torch.float64, device=logits.device),
+            torch.tensor([self.params[row].temperature for row in rows], device=logits.device),
+            torch.tensor([self.params[row].top_p for row in rows], device=logits.device),
         )
-        chosen = []
-        for row, (token, logprob) in enumerate(zip(tokens.tolist(), logprobs.tolist(), strict=True)):
-            if self.ended[row]:
-                chosen.append(self.stop_ids[0])
-                continue
+        drawn = tokens.tolist()
+        for row, token, logprob in zip(rows, drawn, logprobs.tolist(), strict=True):
             self.ids[row].append(token)
             self.logprobs[row].append(logprob)
             self.ended[row] = self._reason(row)
-            chosen.append(token)
+        return drawn
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Scores (B, V) in which every row has one token above minus infinity."""
+        chosen = [self.stop_ids[0]] * len(self.ended)
+        rows = self.unfinished
+        for row, token in zip(rows, self.draw(rows, scores[rows]) if rows else [], strict=True):
+            chosen[row] = token
         only = torch.full_like(scores, float("-inf"))
-        return only.scatter_(1, torch.tensor(chosen, device=device).unsqueeze(1), 0.0)
+        return only.scatter_(1, torch.tensor(chosen, device=scores.device).unsqueeze(1), 0.0)
 
     def _reason(self, row: int) -> str:
         """Why the row is over with its newest token; empty when it goes on."""

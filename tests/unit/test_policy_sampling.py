@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from openrlhf.models.policy import Policy, _split_rows
+from openrlhf.models.prompt_cache import CacheUnsupported
 from openrlhf.models.sampling import SamplingParams, draw_tokens, spread_seeds
 from tests.tiny import save_tiny_causal_lm
 
@@ -87,6 +88,32 @@ def test_a_row_draws_the_same_alone_and_in_any_batch(policy: Policy):
     for others in (alone, in_twos, backwards):
         assert [response.ids for response in others] == [response.ids for response in together]
     assert len({tuple(response.ids) for response in together}) == 4
+
+
+def test_generate_draws_the_same_where_no_keys_and_values_can_be_kept(policy: Policy, monkeypatch):
+    prompts = [[5, 6, 7]] * 3 + [[20], [30, 31]]
+    params = spread_seeds(SamplingParams(max_tokens=9, seed=3, top_p=0.9), 5)
+    params[1].max_tokens, params[3].stop = 2, [policy.tokenizer.decode([t]) for t in (40, 50)]
+    kept = policy.sample(prompts, params)
+
+    def unsupported(network):
+        raise CacheUnsupported("it keeps none")
+
+    monkeypatch.setattr("openrlhf.models.policy.KeyValues", unsupported)
+    for one, other in zip(kept, policy.sample(prompts, params), strict=True):
+        assert (one.ids, one.ended) == (other.ids, other.ended)
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
+
+
+def test_rows_that_are_over_leave_the_passes(policy: Policy):
+    """Tokens that reach the output layer: both rows once, then the longer one alone, six times more."""
+    rows = []
+    hook = policy.model.lm_head.register_forward_hook(lambda _, inputs, __: rows.append(inputs[0].shape[0]))
+    try:
+        sampled = policy.sample([[5, 6], [5, 6]], [SamplingParams(max_tokens=n, seed=1) for n in (7, 1)])
+    finally:
+        hook.remove()
+    assert [len(one.ids) for one in sampled] == [7, 1] and rows == [2, 1, 1, 1, 1, 1, 1]
 
 
 def test_copies_with_spread_seeds_differ_and_come_back(policy: Policy):
