@@ -11,7 +11,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from openrlhf.evaluation.report import REPORT_PAGE, fill_page
+from openrlhf.evaluation.html_page import fill_page
 from openrlhf.evaluation.showcase import share_out
 
 MAX_SEARCHES = 600
@@ -60,7 +60,7 @@ def write_trace_report(
     facts = [f"{shown:,} of {packed['total']:,} searches shown", ", ".join(dict.fromkeys(m for m, _ in groups))]
     facts.append(date or datetime.now().strftime("%Y-%m-%d"))
     parts = {"title": escape(title), "facts": f'<p class="facts">{escape(" · ".join(facts))}</p>'}
-    return fill_page(path, _PAGE, [REPORT_PAGE / "style.css", _PAGE / "style.css"], parts, packed)
+    return fill_page(path, _PAGE, parts, packed)
 
 
 def pack_traces(groups: Sequence[Sequence[Row]], max_searches: int, max_bytes: int) -> dict[str, Any]:

@@ -1,9 +1,7 @@
 "use strict";
-// The browser of search trees. Text of the data only ever becomes textContent, never markup.
+// The browser of search trees.
 (() => {
-  const data = JSON.parse(document.getElementById("packed-traces").textContent);
-  const byId = (id) => document.getElementById(id);
-  const SVG = "http://www.w3.org/2000/svg"; // a name, not an address that is loaded
+  const { byId, element, drawing, number, count, pair, data } = Page;
   const LIST_CHUNK = 80;
   const CHOSEN = ["kept", "finished", "cut"];
   const FATES = {
@@ -19,14 +17,6 @@
   const items = data.searches, shown = { list: [], place: -1, picked: null };
 
   // ---- small helpers ----------------------------------------------------------------------------------------------
-  function element(name, className, ...content) {
-    const made = document.createElement(name);
-    if (className) made.className = className;
-    made.append(...content.map((part) => (part instanceof Node ? part : String(part))));
-    return made;
-  }
-  const number = (value, digits = 3) => value === null || value === undefined ? "–" : value.toFixed(digits).replace(/^-(?=0\.?0*$)/, "").replace("-", "−");
-  const count = (value) => value.toLocaleString("en");
   const runOf = (item) => `${item.method}, seed ${item.seed}`;
   const nameOf = (item) => `${item.method}-${item.seed}-${item.index}`;
   const labelOf = (item) => item.is_correct === true ? ["right", "correct"] : item.is_correct === false ? ["wrong", "wrong"] : ["unlabelled", "no label"];
@@ -92,20 +82,14 @@
       + "Choose a card for all its numbers and the response up to there.";
   }
   function drawEdges(item) {
-    const box = byId("tree"), lines = document.createElementNS(SVG, "svg"), nodes = new Map(item.columns.flat().map((one) => [one.id, one]));
+    const box = byId("tree"), lines = drawing("svg", { class: "edges", width: box.scrollWidth, height: box.scrollHeight, "aria-hidden": "true" }), nodes = new Map(item.columns.flat().map((one) => [one.id, one]));
     const cards = new Map([...box.querySelectorAll(".card")].map((card) => [Number(card.dataset.id), card])), path = new Set(item.path);
-    lines.setAttribute("class", "edges");
-    lines.setAttribute("width", box.scrollWidth);
-    lines.setAttribute("height", box.scrollHeight);
-    lines.setAttribute("aria-hidden", "true");
     for (const [id, card] of cards) {
       const parent = cards.get(nodes.get(id).parent);
       if (!parent) continue;
       const x1 = parent.offsetLeft + parent.offsetWidth, y1 = parent.offsetTop + parent.offsetHeight / 2, x2 = card.offsetLeft, y2 = card.offsetTop + card.offsetHeight / 2;
-      const line = document.createElementNS(SVG, "path"), bend = (x1 + x2) / 2;
-      line.setAttribute("d", `M${x1} ${y1}C${bend} ${y1} ${bend} ${y2} ${x2} ${y2}`);
-      line.setAttribute("class", path.has(id) ? "path" : card.classList.contains("chosen") ? "chosen" : "left");
-      lines.append(line);
+      const bend = (x1 + x2) / 2, kind = path.has(id) ? "path" : card.classList.contains("chosen") ? "chosen" : "left";
+      lines.append(drawing("path", { d: `M${x1} ${y1}C${bend} ${y1} ${bend} ${y2} ${x2} ${y2}`, class: kind }));
     }
     box.prepend(lines);
   }
@@ -123,7 +107,6 @@
     list.append(pair("tokens", count(one.tokens)), pair("candidate", FATES[one.fate]));
     box.append(element("h4", "", "The response up to the chosen card"), element("p", "response", texts.join("")), list);
   }
-  const pair = (name, value) => element("div", "", element("dt", "", name), element("dd", "", value));
 
   // ---- the samples of a filtered vote -----------------------------------------------------------------------------
   function drawSamples(item) {

@@ -288,7 +288,7 @@ def run_identity(config: TrainConfig, fingerprint: str) -> dict[str, Any]:
         "max_ckpt_mem disable_ds_ckpt save_best eval_dataset eval_split flash_attn attn_implementation dataset "
         "gradient_checkpointing gradient_checkpointing_use_reentrant micro_train_batch_size overlap_comm zpg "
         "disable_trace_cache prefix_sharing batch_tokens strip_calculator include_unparsed remote_rm_timeout "
-        "remote_rm_tries".split()
+        "remote_rm_tries report".split()
     )
     if config.save_best:
         free.remove("save_path")  # the best model so far lies there

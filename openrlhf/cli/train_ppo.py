@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -236,6 +237,7 @@ def _run(config: PPOConfig, engine: Engine) -> dict[str, float]:
     from openrlhf.cli.train_sft import write_policy
     from openrlhf.trainer.loop import find_resume
     from openrlhf.trainer.ppo_loop import RunState, run_ppo
+    from openrlhf.trainer.ppo_report import refresh_report
     from openrlhf.trainer.shares import together
 
     if config.rollout_batch_size < engine.world_size:
@@ -275,11 +277,13 @@ def _run(config: PPOConfig, engine: Engine) -> dict[str, float]:
         logger.info("resumed from %s after %d rollouts", folder, progress.step)
     elif settings.resume:
         logger.warning("no complete checkpoint under %s; starting at step 0", settings.checkpoint_folder)
-    with open_log(config, engine, "train_ppo", progress.step if folder else None) as log:
+    refresh = partial(refresh_report, config.save_path) if config.report and engine.is_main else lambda: None
+    with ExitStack() as at_end, open_log(config, engine, "train_ppo", progress.step if folder else None) as log:
+        at_end.callback(refresh)  # when the log is closed: it tells how the run has ended
         if engine.is_main:
             write_manifest(config.save_path, "train_ppo", config, {"data": data})
         try:
-            progress = run_ppo(trainer, settings, log, progress)
+            progress = run_ppo(trainer, settings, log, progress, refresh)
         finally:
             for source in (reward, trainer.gold):
                 if hasattr(source, "close"):

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from html import escape
@@ -14,15 +10,15 @@ from typing import Any
 
 from openrlhf.evaluation import report_tables as tables
 from openrlhf.evaluation.figures import EvaluationFigure, Results, Scored, figure_svg, list_figures, save_figures
+from openrlhf.evaluation.html_page import fill_page
 from openrlhf.evaluation.showcase import pack_completions
-from openrlhf.utils.atomic import atomic_write_bytes
 
-__all__ = ["REPORT_PAGE", "fill_page", "save_figures", "write_completion_page", "write_report"]
+__all__ = ["save_figures", "write_completion_page", "write_report"]
 
 MAX_ROWS = 600  # completions shown
 MAX_FIGURES = 40  # figures shown in a section
 MAX_BYTES = 16 * 2**20  # of their data in the page
-REPORT_PAGE = Path(__file__).with_name("report_page")  # template, style and script
+_PAGE = Path(__file__).with_name("report_page")  # template, style and script
 
 # Section: (id, heading, table, kind of its figures, caption of the figures).
 _SECTIONS: tuple[tuple[str, str, Callable[[Results], str], str, str], ...] = (
@@ -220,45 +216,7 @@ def _write_page(
         ),
         "single": "single" if not sections else "",
     }
-    return fill_page(path, REPORT_PAGE, [REPORT_PAGE / "style.css"], parts, packed)
-
-
-def fill_page(
-    path: str | Path, folder: Path, styles: Sequence[Path], parts: Mapping[str, str], packed: Mapping[str, Any]
-) -> Path:
-    """Write one HTML file from a template; the file loads nothing.
-
-    Args:
-        path: HTML file; its folder is made when absent.
-        folder: holds page.html, in which `{{name}}` stands for a part, and script.js.
-        styles: CSS files, one after another.
-        parts: HTML by name; `style`, `script`, `script_hash` and `data` are added.
-        packed: what the script reads, plain JSON values.
-    Returns:
-        The path.
-    """
-    script = (folder / "script.js").read_text(encoding="utf-8")
-    parts = {
-        **parts,
-        "script_hash": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        "style": "\n".join(style.read_text(encoding="utf-8") for style in styles),
-        "data": _json_for_html(packed),
-        "script": script,
-    }
-    page = (folder / "page.html").read_text(encoding="utf-8")
-    page = re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], page)  # one pass: texts put in are not read again
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    atomic_write_bytes(path, page.encode("utf-8", "replace"))  # half a surrogate pair in a name becomes ?
-    return path
-
-
-def _json_for_html(content: Any) -> str:
-    """JSON of plain ASCII letters that cannot end its <script> element."""
-    text = json.dumps(content, separators=(",", ":"), allow_nan=False)
-    for letter in "<>&":
-        text = text.replace(letter, f"\\u{ord(letter):04x}")
-    return text
+    return fill_page(path, _PAGE, parts, packed)
 
 
 def _plural(count: int, word: str) -> str:

@@ -60,6 +60,7 @@ class Sign:
     """How one sign is seen and told."""
 
     find: Callable[[History, Thresholds], Figures | None]  # the figures where the sign is there, else None
+    metrics: tuple[str, ...]  # that it reads, the most telling first
     sentence: str  # a format string of the figures
     advice: str
 
@@ -105,6 +106,26 @@ def all_warnings(history: History, thresholds: Thresholds | None = None) -> list
         now = current_warnings(history[:end], thresholds)
         found += [warning for warning in now if warning.name not in before]
         before = {warning.name for warning in now}
+    return found
+
+
+def logged_metrics(warning: EarlyWarning) -> dict[str, float]:
+    """How a warning stands in the metrics of a run."""
+    return {warning.name: 1, **{f"{warning.name}/{name}": value for name, value in warning.figures.items()}}
+
+
+def read_warnings(step: int, metrics: Mapping[str, float | None]) -> list[EarlyWarning]:
+    """The warnings in a line of metrics, as `logged_metrics` writes them; a figure that was not finite is NaN."""
+    found = []
+    for name, sign in SIGNS.items():
+        if metrics.get(name) is not None:
+            start = f"{name}/"
+            figures = {
+                key.removeprefix(start): math.nan if value is None else value
+                for key, value in metrics.items()
+                if key.startswith(start)
+            }
+            found.append(EarlyWarning(name, step, figures, sign.sentence.format(**figures), sign.advice))
     return found
 
 
@@ -213,24 +234,28 @@ def _share_above(metric: str, threshold: str) -> Callable[[History, Thresholds],
 SIGNS = {
     "kl_runaway": Sign(
         _kl_runaway,
+        ("kl",),
         "The policy moves away from the reference fast: KL {kl:.3g} nats per token, {before:.3g} before.",
         "raise --init_kl_coef or set --kl_target; lower --actor_learning_rate; look for samples that only the reward "
         "likes",
     ),
     "length_drift": Sign(
         _length_drift,
+        ("response_length",),
         "Responses have gone from {start:.0f} to {length:.0f} tokens.",
         "check whether longer or shorter ones are better or only score better; add a length penalty "
         "(--overlong_buffer_len) or --reward_clip_range; dr_grpo has no length bias",
     ),
     "entropy_collapse": Sign(
         _entropy_collapse,
+        ("entropy",),
         "The policy has nearly stopped exploring: entropy {entropy:.3g} nats per token, {start:.3g} at the start.",
         "add --entropy_loss_coef; raise the upper end of --eps_clip_low_high; lower --actor_learning_rate; raise "
         "--temperature",
     ),
     "gold_falls": Sign(
         _gold_falls,
+        ("gold_reward", "reward"),
         "The reward rises ({reward_then:.3g} to {reward:.3g}) while the held-out gold reward falls ({best:.3g} to "
         "{gold:.3g}): the reward is being exploited.",
         "stop and take the checkpoint with the best gold reward; raise --init_kl_coef; train a better reward model on "
@@ -238,32 +263,38 @@ SIGNS = {
     ),
     "repetition": Sign(
         _repeats,
+        ("repeated_share",),
         "Responses repeat themselves: {share:.0%} of their n-grams have been there before, {start:.0%} at the start.",
         "look at samples; raise --init_kl_coef; give repetition a negative reward",
     ),
     "equal_rewards": Sign(
         _equal_rewards,
+        ("equal_group_share", "reward_std"),
         "Nothing to learn from: in {share:.0%} of the prompts all responses score the same.",
         "use --dynamic_filtering; take easier or harder prompts; raise --n_samples_per_prompt; look at one call of the "
         "reward with --dry_run_rewards",
     ),
     "unscored": Sign(
         _share_above("unscored_share", "unscored_share"),
+        ("unscored_share",),
         "{share:.1%} of the responses got no score and are left out.",
         "check the reward function or server for None, NaN and time limits; --dry_run_rewards shows one call",
     ),
     "truncated": Sign(
         _share_above("truncated_share", "truncated_share"),
+        ("truncated_share",),
         "{share:.0%} of the responses are cut at the length limit, and scored without their end.",
         "raise --generate_max_len; add --overlong_buffer_len or --stop_properly_penalty_coef",
     ),
     "ratio_clipped": Sign(
         _share_above("clip_fraction", "clip_fraction"),
+        ("clip_fraction",),
         "Updates leave the trusted range: the ratio of {share:.0%} of the tokens is clipped.",
         "lower --actor_learning_rate; fewer --max_epochs over a rollout; a larger --train_batch_size",
     ),
     "reward_clipped": Sign(
         _share_above("reward_clipped_share", "reward_clipped_share"),
+        ("reward_clipped_share",),
         "{share:.0%} of the scores lie outside of the clip range, where better and worse look alike.",
         "widen --reward_clip_range or normalise the reward (--normalize_reward)",
     ),

@@ -137,6 +137,9 @@ class PPOConfig(TrainConfig):
     eval_temperature: float | None = flag(
         None, "Of held-out responses; 0: the most likely token each time; default: --temperature", "eval.temperature"
     )
+    report: bool = flag(
+        True, "Write report.html into --save_path at every evaluation and checkpoint, and at the end; off: --no_report"
+    )
     dry_run_rewards: int = flag(0, "Generate so many samples, call the reward once, print everything, and stop")
 
     # algorithm

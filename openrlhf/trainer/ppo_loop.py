@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from openrlhf.trainer.early_warnings import new_warnings
+from openrlhf.trainer.early_warnings import logged_metrics, new_warnings
 from openrlhf.trainer.loop import LoopSettings, Progress, save_checkpoint
 from openrlhf.trainer.ppo_trainer import PPOTrainer
 from openrlhf.utils.run_log import RunLog
@@ -41,10 +42,17 @@ class RunState:
         self.trainer.actor.barrier()
 
 
-def run_ppo(trainer: PPOTrainer, settings: LoopSettings, log: RunLog, progress: Progress) -> Progress:
+def run_ppo(
+    trainer: PPOTrainer,
+    settings: LoopSettings,
+    log: RunLog,
+    progress: Progress,
+    refresh: Callable[[], None] = lambda: None,
+) -> Progress:
     """Train from ``progress`` until the prompts are used up.
 
-    ``settings`` count rollouts. The start is evaluated too, so that every run says what it gained.
+    ``settings`` count rollouts. The start is evaluated too, so that every run says what it gained. ``refresh`` is
+    called after evaluations and checkpoints, for a report of the run so far.
 
     Returns:
         Progress at the end, with the last evaluation.
@@ -53,6 +61,7 @@ def run_ppo(trainer: PPOTrainer, settings: LoopSettings, log: RunLog, progress: 
     """
     if progress.step == 0 and progress.last_eval is None:
         progress.last_eval = _evaluate(trainer, log, progress.step)
+        refresh()
     bar = log.progress(trainer.stream.total_steps, trainer.position, "prompts")
     state = RunState(trainer)
     while not trainer.done:
@@ -76,14 +85,18 @@ def run_ppo(trainer: PPOTrainer, settings: LoopSettings, log: RunLog, progress: 
             bar.set_postfix({name: f"{figures[name]:.4g}" for name in SHOWN if figures.get(name) is not None})
         trainer.history.append({"step": progress.step, **figures})
         ends_episode = settings.eval_steps < 1 and int(trainer.epoch) > episodes_before
-        if trainer.done or ends_episode or (settings.eval_steps > 0 and progress.step % settings.eval_steps == 0):
+        evaluates = ends_episode or (settings.eval_steps > 0 and progress.step % settings.eval_steps == 0)
+        if evaluates or trainer.done:
             evaluation = _evaluate(trainer, log, progress.step)
             progress.last_eval = evaluation or progress.last_eval
             if "gold_reward" in evaluation:
                 trainer.history[-1]["gold_reward"] = evaluation["gold_reward"]
         _warn(trainer, log, progress.step)
-        if settings.save_steps > 0 and progress.step % settings.save_steps == 0 and not trainer.done:
+        saves = settings.save_steps > 0 and progress.step % settings.save_steps == 0
+        if saves and not trainer.done:
             save_checkpoint(state, settings, progress)
+        if evaluates or saves:
+            refresh()
     bar.close()
     return progress
 
@@ -93,7 +106,7 @@ def _warn(trainer: PPOTrainer, log: RunLog, step: int) -> None:
     told = {}
     for warning in new_warnings(trainer.history):
         logger.warning("step %d, %s: %s To try: %s.", step, warning.name, warning.sentence, warning.advice)
-        told |= {warning.name: 1, **{f"{warning.name}/{name}": value for name, value in warning.figures.items()}}
+        told |= logged_metrics(warning)
     if told:
         log.log(step, told, prefix="warning")
 
@@ -102,6 +115,7 @@ def _evaluate(trainer: PPOTrainer, log: RunLog, step: int) -> dict[str, float]:
     figures = trainer.evaluate()
     if figures:
         log.log(step, figures, prefix="eval")
+        log.log_samples(step, trainer.held_out_samples)
         told = ", ".join(f"{name} {value:.4g}" for name, value in figures.items())
         logger.info("step %d, held-out prompts: %s", step, told)
     return figures

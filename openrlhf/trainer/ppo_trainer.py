@@ -21,6 +21,7 @@ from openrlhf.models.policy import Policy
 from openrlhf.trainer.advantages import Advantages
 from openrlhf.trainer.engine import Engine
 from openrlhf.trainer.groups import keep_groups
+from openrlhf.trainer.held_out_samples import held_out_samples
 from openrlhf.trainer.kl_control import make_kl_controller
 from openrlhf.trainer.plan import TrainingPlan, step_generator
 from openrlhf.trainer.ppo_settings import PPOSettings
@@ -101,6 +102,7 @@ class PPOTrainer:
         self.position = 0  # prompts of the stream that are used up
         self.updates = 0  # optimizer steps so far
         self.history: list[dict[str, float]] = []  # metrics of every step, for early warnings
+        self.held_out_samples: list[dict[str, Any]] = []  # some of the last evaluation, for people
 
     @property
     def done(self) -> bool:
@@ -266,6 +268,7 @@ class PPOTrainer:
         sources = {"reward": rollout.total, "score": rollout.score}
         if golds[0] is not None:
             sources["gold_reward"] = torch.cat(golds)
+        self.held_out_samples = held_out_samples(self.held_out, rollout, sources.get("gold_reward"))
         means = {name: values.nanmean().item() for name, values in sources.items()}
         return {
             **means,

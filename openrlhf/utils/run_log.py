@@ -9,7 +9,7 @@ import os
 import random
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +31,20 @@ __all__ = ["RUN_FILES", "RunLog", "seed_everything", "update_manifest", "write_m
 logger = logging.getLogger(__name__)
 
 METRICS_NAME = "metrics.jsonl"
+SAMPLES_NAME = "samples.jsonl"  # held-out responses of reinforcement learning
+REPORT_NAME, CURVES_NAME = "report.html", "curves.png"
+_OLD_NAMES = {METRICS_NAME: "metrics.previous.jsonl", SAMPLES_NAME: "samples.previous.jsonl"}
 # What `atomic_dir(carry=...)` must keep when a model is saved into the folder of its run.
-RUN_FILES = (METRICS_NAME, "metrics.previous.jsonl", MANIFEST_NAME, "wandb", "wandb_run.json", "tensorboard")
+RUN_FILES = (
+    *_OLD_NAMES,
+    *_OLD_NAMES.values(),
+    REPORT_NAME,
+    CURVES_NAME,
+    MANIFEST_NAME,
+    "wandb",
+    "wandb_run.json",
+    "tensorboard",
+)
 
 _RESERVED = ("step", "split", "time")
 
@@ -65,8 +77,9 @@ class RunLog:
         is_main: True in the process of global rank 0.
         use_wandb: None for no wandb; an API key, "true" (a key known to wandb already) or "offline".
         tensorboard_dir: folder for TensorBoard's files, or None.
-        resume_step: optimizer step the run continues from: later lines of metrics.jsonl are removed and the same wandb
-            run goes on. None starts afresh; metrics of an earlier run in the folder become metrics.previous.jsonl.
+        resume_step: optimizer step the run continues from: later lines of metrics.jsonl and samples.jsonl are removed
+            and the same wandb run goes on. None starts afresh; those of an earlier run in the folder become
+            metrics.previous.jsonl and samples.previous.jsonl.
     Raises:
         ValueError: wandb or TensorBoard asked for and not installed.
         RuntimeError: wandb or TensorBoard does not start. Later failures of theirs only warn, once.
@@ -97,10 +110,11 @@ class RunLog:
         if not is_main:
             return
         self.run_dir.mkdir(parents=True, exist_ok=True)
-        if resume_step is None:
-            self._set_old_metrics_aside()
-        else:
-            _cut_metrics(self.run_dir / METRICS_NAME, resume_step)
+        for name, old_name in _OLD_NAMES.items():
+            if resume_step is not None:
+                _cut_lines(self.run_dir / name, resume_step)
+            elif (self.run_dir / name).exists():
+                os.replace(self.run_dir / name, self.run_dir / old_name)
         if use_wandb is not None and use_wandb.lower() not in ("", "false", "none"):
             names = {
                 "entity": wandb_org,
@@ -133,6 +147,18 @@ class RunLog:
         finite = {name: number for name, number in numbers.items() if number is not None}
         self._log_wandb(step, finite, prefix)
         self._log_board(step, finite, prefix)
+
+    def log_samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
+        """Append a line {"step", ...sample} for every sample to samples.jsonl, all in one write.
+
+        Args:
+            samples: texts, finite numbers and None by name.
+        """
+        if not self.is_main or not samples:
+            return
+        lines = [json.dumps({"step": int(step), **sample}, ensure_ascii=False, allow_nan=False) for sample in samples]
+        with open(self.run_dir / SAMPLES_NAME, "ab") as handle:
+            handle.write("".join(f"{line}\n" for line in lines).encode("utf-8", "backslashreplace"))
 
     def progress(self, total: int, initial: int = 0, desc: str = "") -> tqdm:
         """Progress bar on stderr, main process only; drawn twice a second on a terminal, twice a minute in a file."""
@@ -173,11 +199,6 @@ class RunLog:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close("finished" if kind is None else f"failed: {kind.__name__}")
-
-    def _set_old_metrics_aside(self) -> None:
-        old = self.run_dir / METRICS_NAME
-        if old.exists():
-            os.replace(old, self.run_dir / "metrics.previous.jsonl")
 
     def _log_wandb(self, step: int, numbers: dict[str, float], prefix: str) -> None:
         if self._wandb_run is None:
@@ -250,7 +271,7 @@ def _start_tensorboard(folder: str | Path, resume_step: int | None) -> Any:
         raise RuntimeError(f"TensorBoard did not start in {folder}: {error}") from error
 
 
-def _cut_metrics(path: Path, last_step: int) -> None:
+def _cut_lines(path: Path, last_step: int) -> None:
     """Drop the lines after `last_step`, and a line that a crash left unfinished, in one atomic rewrite."""
     if not path.exists():
         return

@@ -344,11 +344,15 @@ def test_a_resumed_run_equals_an_unbroken_one(start, files, tmp_path, monkeypatc
     monkeypatch.setattr(PPOTrainer, "train_step", broken)
     with pytest.raises(RuntimeError, match="power cut"):
         run(start, files, tmp_path / "cut", **changes)
+    assert "failed: RuntimeError · 3 rollouts" in (tmp_path / "cut" / "report.html").read_text()
     monkeypatch.setattr(PPOTrainer, "train_step", step)
     run(start, files, tmp_path / "cut", load_checkpoint=True, **changes)
     assert largest_difference(weights(tmp_path / "whole"), weights(tmp_path / "cut")) == 0
     assert numbers(tmp_path / "whole") == numbers(tmp_path / "cut") and len(numbers(tmp_path / "cut")) == 6
     assert numbers(tmp_path / "whole", "eval") == numbers(tmp_path / "cut", "eval")
+    samples = [(tmp_path / name / "samples.jsonl").read_text() for name in ("whole", "cut")]
+    assert samples[0] == samples[1] and [json.loads(line)["step"] for line in samples[1].split("\n")[:-1]].count(3) > 1
+    assert "finished · 6 rollouts" in (tmp_path / "cut" / "report.html").read_text()
     assert {line["kl_coef"] for line in numbers(tmp_path / "cut")} != {0.1}  # the controller moved, and came back
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "cut")
     assert loaded.config.architectures == ["LlamaForCausalLM"]
@@ -368,6 +372,15 @@ def test_the_critic_starts_from_the_reward_model(start, files, tmp_path):
     assert torch.equal(critic.network.score.weight, tiny_reward_model(tokenizer=tokenizer).network.score.weight)
     figures = train_ppo.run(config)
     assert math.isfinite(figures["reward"])
+
+
+def test_no_report_is_written_where_it_is_switched_off(start, files, tmp_path):
+    run(start, files, tmp_path / "out", no_report=True, label_key="answer", advantage_estimator="rloo")
+    assert not (tmp_path / "out" / "report.html").exists()
+    lines = [json.loads(line) for line in (tmp_path / "out" / "samples.jsonl").read_text().splitlines()]
+    # The prompt that asks for label n is TEXTS[n], and each has a line at the start and at the end.
+    assert all(line["prompt"].strip() == TEXTS[int(line["label"])] for line in lines)
+    assert [line["place"] for line in lines] == [*range(len(lines) // 2)] * 2
 
 
 def test_dry_run_rewards_shows_one_call_and_stops(start, files, tmp_path, capsys):

