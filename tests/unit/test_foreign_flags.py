@@ -128,7 +128,6 @@ def test_other_commands_have_no_table(capsys):
     [
         ("--load_in_4bit --lora_rank 8 --lora_alpha 32", "drop --lora_rank, --load_in_4bit, --lora_alpha"),
         ("--s3_save_path s3://b/x --save_best", "drop --s3_save_path, --save_best"),
-        ("--zpg 2 --grad_accum_dtype bf16 --disable_trace_cache", "--zpg, --grad_accum_dtype, --disable_trace_cache"),
         ("--remote_rm_tries 0", "--remote_rm_tries must be at least 1"),
         ("--remote_rm_timeout 0", "--remote_rm_timeout above 0"),
         ("--agent_func_path a.py --prompt_max_len 2048", "leaves an agent no room in an episode of --max_len 2048"),
