@@ -194,7 +194,11 @@ def show_rewards(config: PPOConfig, tokenizer: Any, prompts: PromptData, reward:
         )  # fmt: skip
         for place, sample in enumerate(rollout.samples):
             print(f"sample {place}\n  prompt: {sample['prompt']!r}\n  episode: {sample['response']!r}")
-            print(f"  reward: {sample['reward']}")
+            label = None if prompts.labels is None else prompts.labels[indices[place // settings.samples_per_prompt]]
+            print(f"  label ({type(label).__name__}): {label!r}")
+            print(f"  reward: {sample['reward']}, score: {rollout.score[place].item():g}")
+        for name, value in rollout.logs.items():
+            print(f"{name}: {value:g}")
         return
     request, _, seconds = request_rewards(
         trainer.policy, prompts, indices, trainer.sampling,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -111,6 +112,18 @@ class Episode:
         for (_, stop), reward in zip(self.action_ranges, self.step_rewards, strict=True):
             rewards[stop - 1] = reward or 0.0
         return rewards
+
+
+def mean_logs(episodes: Sequence[Episode]) -> dict[str, float]:
+    """Mean of every finite number in the extra logs, over the episodes that have it; texts and lists are left out."""
+    found: dict[str, list[float]] = {}
+    for episode in episodes:
+        for name, value in episode.extra_logs.items():
+            with suppress(AgentError):
+                number = read_number(value, "")
+                if number is not None:
+                    found.setdefault(str(name), []).append(number)
+    return {name: sum(numbers) / len(numbers) for name, numbers in found.items()}
 
 
 def _sum(rewards: Sequence[float | None]) -> float | None:

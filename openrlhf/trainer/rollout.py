@@ -22,6 +22,7 @@ from openrlhf.models.generation import PolicyEngine
 from openrlhf.models.policy import Policy
 from openrlhf.models.sampling import SamplingParams, mix_seed, spread_seeds
 from openrlhf.rewards.agent import run_episodes
+from openrlhf.rewards.episode import mean_logs
 from openrlhf.rewards.source import RewardRequest, RewardSource
 
 _PER_ROW = ("group", "reward", "score", "truncated")
@@ -311,7 +312,8 @@ def episode_rollout(
         score=torch.tensor(scores, dtype=torch.float32),
         truncated=torch.tensor([one.truncated for one in episodes]),
         dense=dense,
-        logs={
+        logs={f"agent/{name}": value for name, value in mean_logs(episodes).items()}
+        | {
             "turns": sum(one.turns for one in episodes) / len(episodes),
             "seconds_sampling": time.monotonic() - start,
         },
