@@ -21,6 +21,8 @@ class RLReportConfig:
     run_folder: list[str] | None = flag(None, "--save_path of runs; also given first, without the flag")
     save_dir: str | None = flag(None, "Folder of the two files; default: that of the run, where it is one")
     title: str | None = flag(None, "Heading; default: the name of the run")
+    by_folder: bool = flag(False, "Runs in the same folder are repetitions, whatever their settings")
+    metrics: list[str] | None = flag(None, "Curves of the picture, such as eval/gold_reward train/kl; default: all")
 
     def validate(self) -> None:
         """Refuse settings that cannot work, before anything is read.
@@ -49,12 +51,14 @@ def run(config: RLReportConfig) -> list[Path]:
     from openrlhf.trainer.ppo_curves import plot_curves
     from openrlhf.trainer.ppo_records import read_runs
     from openrlhf.trainer.ppo_report import write_run_report
+    from openrlhf.trainer.ppo_table import held_out_table
 
-    runs = read_runs(config.run_folder)
+    runs = read_runs(config.run_folder, config.by_folder)
     ensure_writable(config.target, inside=True)
     written = [write_run_report(config.target / REPORT_NAME, runs, title=config.title)]
     if any(run.train or run.evaluations for run in runs):
-        written.append(plot_curves(runs, config.target / CURVES_NAME))
+        written.append(plot_curves(runs, config.target / CURVES_NAME, config.metrics))
+    print(held_out_table(runs))
     print("\n".join(map(str, written)))
     return written
 

@@ -124,11 +124,13 @@ def panel_of_warning(name: str, panels: Sequence[Panel]) -> Panel | None:
     return next((by_metric[metric] for metric in SIGNS[name].metrics if metric in by_metric), None)
 
 
-def plot_curves(runs: Sequence[RunRecord], path: str | Path) -> Path:
-    """All panels of `PANELS` with data in one PNG: a line and a band a group, a dotted line a warning.
+def plot_curves(runs: Sequence[RunRecord], path: str | Path, metrics: Sequence[str] | None = None) -> Path:
+    """Panels in one PNG: a line and a band a group, a dotted line a warning.
 
+    Args:
+        metrics: such as "eval/gold_reward" or "train/kl"; None: those of `PANELS` that the runs have.
     Raises:
-        ValueError: nothing has been logged.
+        ValueError: nothing has been logged, or a metric that no run has.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -136,9 +138,16 @@ def plot_curves(runs: Sequence[RunRecord], path: str | Path) -> Path:
     from openrlhf.evaluation.plots import COLORS, plain_style
 
     groups = group_runs(runs)
-    panels = [panel for panel in all_panels(runs) if is_listed(panel)]
+    panels = all_panels(runs)
     if not panels:
         raise ValueError("nothing has been logged yet: there are no curves to draw")
+    if metrics is None:
+        panels = [panel for panel in panels if is_listed(panel)]
+    else:
+        by_name = {f"{panel.split}/{panel.metric}": panel for panel in panels}
+        if unknown := [name for name in metrics if name not in by_name]:
+            raise ValueError(f"no run has logged {', '.join(unknown)}; there are {', '.join(sorted(by_name))}")
+        panels = [by_name[name] for name in metrics]
     columns = min(3, len(panels))
     rows = -(-len(panels) // columns)
     colors = [COLORS[number % len(COLORS)] for number in range(len(groups))]

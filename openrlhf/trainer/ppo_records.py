@@ -33,6 +33,7 @@ class RunRecord:
     evaluations: Mapping[int, Line]  # of held-out prompts by step
     warnings: Sequence[EarlyWarning]
     samples: Mapping[int, Sequence[Line]]  # lines of samples.jsonl by step
+    repetition_of: str | None = None  # runs of one such name are repetitions; None: those of equal settings are
 
     @property
     def experiment(self) -> Mapping[str, Any]:
@@ -40,11 +41,12 @@ class RunRecord:
         return {name: value for name, value in self.settings.items() if name not in _OF_ONE_RUN}
 
 
-def read_run(folder: str | Path, name: str | None = None) -> RunRecord:
+def read_run(folder: str | Path, name: str | None = None, repetition_of: str | None = None) -> RunRecord:
     """Read the --save_path of a run, which may still go on.
 
     Args:
         name: None: the folder's own.
+        repetition_of: see `RunRecord`.
     Raises:
         ValueError: no folder, no metrics in it, a folder of another command, or a line that is no metric.
     """
@@ -75,6 +77,7 @@ def read_run(folder: str | Path, name: str | None = None) -> RunRecord:
         evaluations=splits["eval"],
         warnings=[one for step, line in splits["warning"].items() for one in read_warnings(step, line)],
         samples=samples,
+        repetition_of=repetition_of,
     )
 
 
@@ -96,9 +99,11 @@ def read_lines(path: Path) -> list[Line]:
     return found
 
 
-def read_runs(folders: Sequence[str | Path]) -> list[RunRecord]:
+def read_runs(folders: Sequence[str | Path], by_folder: bool = False) -> list[RunRecord]:
     """Several runs, named by the last parts of their paths that tell them apart.
 
+    Args:
+        by_folder: those that lie in the same folder are repetitions of one run, whatever their settings.
     Raises:
         ValueError: as `read_run`, or a folder is given twice.
     """
@@ -110,14 +115,18 @@ def read_runs(folders: Sequence[str | Path]) -> list[RunRecord]:
         names = ["/".join(path.parts[-length:]) for path in paths]
         if len(set(names)) == len(names):
             break
-    return [read_run(folder, name) for folder, name in zip(folders, names, strict=True)]
+    shared = [str(path.parent) if by_folder else None for path in paths]
+    return [read_run(folder, *of) for folder, of in zip(folders, zip(names, shared, strict=True), strict=True)]
 
 
 def group_runs(runs: Sequence[RunRecord]) -> list[list[RunRecord]]:
-    """Runs that differ in nothing but their seed together, in the order of their first; runs without settings alone."""
+    """Repetitions together, in the order of their first: runs of one `repetition_of`, or that differ in the seed only.
+
+    Runs without settings stand alone.
+    """
     groups: dict[str, list[RunRecord]] = {}
     for number, run in enumerate(runs):
-        key = json.dumps(run.experiment, sort_keys=True) if run.settings else str(number)
+        key = run.repetition_of or (json.dumps(run.experiment, sort_keys=True) if run.settings else str(number))
         groups.setdefault(key, []).append(run)
     return list(groups.values())
 

@@ -21,10 +21,10 @@ def config_of(*flags: str) -> PPORayConfig:
 
 
 def test_two_nodes_of_two_processes_on_cpus():
-    ranks = process_environments(2, 2, "10.0.0.1", 4711, gpus=False)
+    ranks = process_environments(2, 2, "node-a", 4711, gpus=False)
     assert [one["RANK"] for one in ranks] == ["0", "1", "2", "3"]
     assert [one["LOCAL_RANK"] for one in ranks] == ["0", "1", "0", "1"]
-    shared = {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "4711"}
+    shared = {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "node-a", "MASTER_PORT": "4711"}
     assert all(shared.items() <= one.items() for one in ranks)
 
 

@@ -18,7 +18,7 @@ from openrlhf.cli import rl_report
 from openrlhf.cli.parser import parse_config
 from openrlhf.trainer.early_warnings import EarlyWarning, logged_metrics, read_warnings
 from openrlhf.trainer.held_out_samples import SHOWN, held_out_samples
-from openrlhf.trainer.ppo_curves import PANELS, curve_of, group_names
+from openrlhf.trainer.ppo_curves import PANELS, curve_of, group_names, plot_curves
 from openrlhf.trainer.ppo_records import differing_settings, group_runs, read_run, read_runs
 from openrlhf.trainer.ppo_report import (
     MAX_EVALUATIONS,
@@ -28,6 +28,7 @@ from openrlhf.trainer.ppo_report import (
     spread_evenly,
     write_run_report,
 )
+from openrlhf.trainer.ppo_table import held_out_table
 from openrlhf.utils.manifest import write_manifest
 from openrlhf.utils.run_log import RunLog
 
@@ -218,7 +219,7 @@ def test_runs_of_equal_folder_names_are_told_apart(tmp_path):
 def test_the_command_writes_page_and_picture(tmp_path, capsys):
     folders = [write_run(tmp_path / "a", seed=1), write_run(tmp_path / "b", rate=1e-5)]
     rl_report.main([*map(str, folders), "--save_dir", str(tmp_path / "both"), "--title", "two <runs>"])
-    assert capsys.readouterr().out.split() == [str(tmp_path / "both" / n) for n in ("report.html", "curves.png")]
+    assert capsys.readouterr().out.split()[-2:] == [str(tmp_path / "both" / n) for n in ("report.html", "curves.png")]
     assert (tmp_path / "both" / "curves.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     assert "<title>two &lt;runs&gt;</title>" in (tmp_path / "both" / "report.html").read_text()
 
@@ -289,3 +290,36 @@ def test_the_script_draws_curves_and_samples(tmp_path):
     strip = dom[dom.index('id="responses"') : dom.index('id="settings"')]
     assert re.findall(r"<b>(Rollout \d+)</b>", strip) == ["Rollout 0", "Rollout 2", "Rollout 4", "Rollout 6"]
     assert "&lt;/script&gt;&lt;script&gt;alert(1)" in strip and "<img" not in dom
+
+
+def test_runs_of_a_folder_are_repetitions_and_stand_in_the_table(tmp_path, capsys):
+    """Held-out: gold 0.5 at the start, 1 / step after it; reward 0, then step / 10; one run has two rollouts more."""
+    folders = [
+        write_run(tmp_path / "a" / "seed-1"),
+        write_run(tmp_path / "a" / "seed-2", rewards=(0.1,) * 6, seed=2, rate=2e-6),
+        write_run(tmp_path / "b" / "seed-1", rewards=(0.1,), rate=3e-6),
+    ]
+    metrics = ["--metrics", "eval/gold_reward", "train/kl"]
+    rl_report.main([*map(str, folders), "--by_folder", "--save_dir", str(tmp_path / "out"), *metrics])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2].startswith("| a (2 seeds) | 6 | 0.500 | 0.500, 0 | 0.250 | 0.000 | 0.400 |")
+    assert lines[3].startswith("| b/seed-1 | 1 | 0.500 | 0.500, 0 | 0.500 | 0.000 | 0.000 |")
+    assert (tmp_path / "out" / "curves.png").stat().st_size > 1000
+    assert len(group_runs(read_runs(folders))) == 3  # by their settings
+    assert [len(group) for group in group_runs(read_runs(folders, by_folder=True))] == [2, 1]
+
+
+def test_the_table_tells_ranges_and_dashes(tmp_path):
+    for seed, gold in ((1, 0.5), (2, 0.75)):
+        with RunLog(tmp_path / f"seed-{seed}", "train_ppo", {"seed": seed}) as log:
+            log.log(0, {"gold_reward": gold}, prefix="eval")
+            log.log(2, {"gold_reward": 2 * gold}, prefix="eval")
+    runs = read_runs([tmp_path / "seed-1", tmp_path / "seed-2"], by_folder=True)
+    cells = held_out_table(runs).splitlines()[2].split(" | ")
+    assert cells[1:7] == ["0", "0.625 [0.500, 0.750]", "1.250, 2", "1.250 [1.000, 1.500]", "-", "-"]
+
+
+def test_a_metric_that_no_run_has_is_told(tmp_path):
+    runs = read_runs([write_run(tmp_path / "run")])
+    with pytest.raises(ValueError, match="no run has logged eval/kl; there are eval/gold_reward, eval/reward, train"):
+        plot_curves(runs, tmp_path / "curves.png", ["eval/kl"])
