@@ -45,7 +45,7 @@ train() { # setting, seed
         --actor_learning_rate 1e-4 --lr_scheduler constant --eval_steps 2 --save_steps 5 --load_checkpoint --seed "$2" \
         --save_path "$folder" --ckpt_path "$OUT/checkpoints/$1-seed-$2" ${flags//MODELS/$REWARD_MODELS/seed-$2} \
         >"$log" 2>&1 || { tail -n 5 "$log" >&2; return 1; }
-    echo "$1, seed $2: $(grep 'held-out prompts' "$log" | tail -n 1)"
+    echo "$1, seed $2: $(grep -o 'step [0-9]*, held-out prompts.*' "$log" | tail -n 1)"
 }
 
 settings=("$@")
