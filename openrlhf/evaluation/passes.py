@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,9 +20,11 @@ from openrlhf.models.packing_support import longest_packed, probe, probe_last
 from openrlhf.models.policy import pad_left
 from openrlhf.models.prompt_cache import compute_prompts, run_responses, supports_prompt_cache
 from openrlhf.models.reward_model import RewardModel
+from openrlhf.utils.side_by_side import map_side_by_side
 
 logger = logging.getLogger(__name__)
 
+Rows = Sequence[tuple[int, Sequence[int]]]  # position and token ids of each sequence of a pass
 PROBED_TOKENS = 64  # of the longest row with which the model is tried; the rows to come are not known then
 
 
@@ -69,19 +71,39 @@ class SequenceReader:
         whole = [i for i in left if len(sequences[i]) > self.longest]
         if packed and whole:
             logger.info("%d of %d rows have more than %d tokens: scored whole", len(whole), len(left), self.longest)
-        for pack in token_packs([sequences[i] for i in packed], self.batch_tokens):
-            members = [packed[place] for place in pack]
-            ids, mask = pad_right([sequences[i] for i in members], 0, "cpu")
-            rows = self.model.pack(ids, mask)
-            last = self.model.pack_last(rows, mask.sum(1)) if self.narrows else None
-            yield TokenPass(members, *self.model.read_packed(rows, last), (last or rows).places.cpu())
+        packs = token_packs([sequences[i] for i in packed], self.batch_tokens)
+        yield from self._map(
+            self._read_pack, ([(packed[place], sequences[packed[place]]) for place in pack] for pack in packs)
+        )
         yield from self._read_behind_prompts(sequences, prompt_lengths, groups)
-        for batch in token_batches([len(sequences[i]) for i in whole], self.batch_tokens, self.model.switch_length):
-            members = [whole[place] for place in batch]
-            ids, mask = pad_right([sequences[i] for i in members], self._pad_id, self.model.device)
-            out = self.model(ids, mask)
-            places = torch.arange(ids.numel()).view(ids.shape)
-            yield TokenPass(members, out.hidden_states.flatten(0, 1), out.values.flatten(), places)
+        batches = token_batches([len(sequences[i]) for i in whole], self.batch_tokens, self.model.switch_length)
+        yield from self._map(
+            self._read_rows, ([(whole[place], sequences[whole[place]]) for place in batch] for batch in batches)
+        )
+
+    def _map(self, read: Callable[[Rows], TokenPass], batches: Iterable[Rows]) -> Iterator[TokenPass]:
+        """Passes over batches, several at once on a CPU: many of their operations are too small for all its cores.
+
+        Not where positions change with the length of a batch: a pass keeps them in the model for its layers to read.
+        """
+        alone = self.model.device.type != "cpu" or self.model.switch_length is not None
+        return map(read, batches) if alone else map_side_by_side(read, batches)
+
+    @torch.inference_mode()
+    def _read_pack(self, batch: Rows) -> TokenPass:
+        members, sequences = zip(*batch, strict=True)
+        ids, mask = pad_right(sequences, 0, "cpu")
+        rows = self.model.pack(ids, mask)
+        last = self.model.pack_last(rows, mask.sum(1)) if self.narrows else None
+        return TokenPass(list(members), *self.model.read_packed(rows, last), (last or rows).places.cpu())
+
+    @torch.inference_mode()
+    def _read_rows(self, batch: Rows) -> TokenPass:
+        members, sequences = zip(*batch, strict=True)
+        ids, mask = pad_right(sequences, self._pad_id, self.model.device)
+        out = self.model(ids, mask)
+        places = torch.arange(ids.numel()).view(ids.shape)
+        return TokenPass(list(members), out.hidden_states.flatten(0, 1), out.values.flatten(), places)
 
     def _long_prompts(self, sequences: Sequence[Sequence[int]], prompt_lengths: Sequence[int]) -> list[list[int]]:
         """Groups of sequences behind one prompt each, too long to be computed again in every pack."""

@@ -37,8 +37,11 @@ def only_last_tokens(network: nn.Module, packed: PackedRows, last: PackedRows) -
         by_token = isinstance(value, Tensor) and value.dim() in (2, 3) and value.shape[:2] == (1, len(packed.input_ids))
         return value.index_select(1, tokens) if by_token else value
 
-    def run_in_two(layer: nn.Module, given: tuple, named: dict[str, Any]) -> tuple[tuple, dict[str, Any]] | None:
-        if named.get(ARGUMENT) is not packed:
+    def run_in_two(
+        layer: nn.Module, given: tuple, named: dict[str, Any] | None = None
+    ) -> tuple[tuple, dict[str, Any]] | None:
+        # None: a pass of another thread, while this hook is put on or taken off; torch does that in two steps.
+        if named is None or named.get(ARGUMENT) is not packed:
             return None
         try:
             layer(*given, **named | {ARGUMENT: RowsBehindKeys(packed)})

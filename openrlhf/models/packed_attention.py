@@ -26,7 +26,8 @@ from openrlhf.models.packed import AttentionRows, PackedRows
 PREFIX = "packed_"
 ARGUMENT = "packed_rows"  # under this name the rows travel through the layers of a model
 NO_MASK = (1, 1, 1, 1)  # shape of a mask that stands for none: of four dimensions, models make none of their own
-_NAMES = threading.RLock()
+_NAMES = threading.Condition()
+_HOLDERS: dict[tuple[int, str], _Holders] = {}  # by the configuration's id and the name
 
 
 class KeysFound(Exception):
@@ -46,24 +47,51 @@ def base_attention(config) -> str:
     return (config._attn_implementation or "eager").removeprefix(PREFIX)
 
 
+@dataclass
+class _Holders:
+    """Passes that go on under one name of one configuration."""
+
+    found: str | None  # the name before the first of them
+    threads: list[int]  # one entry a pass
+    leaves: bool = False  # one of them keeps gradients
+
+
 @contextmanager
 def attention_for(config, packed: bool) -> Iterator[None]:
     """The attention that a forward pass looks up by the name in its configuration: ours in front of it, or none.
 
     The name is changed in place, as some models do otherwise by it, and a pass that meets the wrong one would read
-    packed tokens as one sequence. So passes of several threads wait for each other; one thread loses nothing. A pass
-    with gradients leaves its name: gradient checkpointing looks it up again in the backward pass. One without puts
-    back what it found, so that it may lie between the two.
+    packed tokens as one sequence. So passes of other threads under another name wait, and those under the same one go
+    side by side. A pass with gradients leaves its name: gradient checkpointing looks it up again in the backward pass.
+    Others put back what they found, the last of those side by side, so that they may lie between the two.
     """
+    thread, name = threading.get_ident(), _packed_name(config) if packed else base_attention(config)
     with _NAMES:
-        found, name = config._attn_implementation, _packed_name(config) if packed else base_attention(config)
-        try:
-            if found != name:
-                config._attn_implementation = name
-            yield
-        finally:
-            if found != name and not torch.is_grad_enabled():
-                config._attn_implementation = found
+        _NAMES.wait_for(lambda: _may_hold(config, name, thread))
+        outer = config._attn_implementation
+        holders = _HOLDERS.setdefault((id(config), name), _Holders(outer, []))
+        holders.threads.append(thread)
+        holders.leaves |= torch.is_grad_enabled()
+        if outer != name:
+            config._attn_implementation = name
+    try:
+        yield
+    finally:
+        with _NAMES:
+            holders.threads.remove(thread)
+            if not holders.threads:
+                del _HOLDERS[id(config), name]
+                if not holders.leaves:
+                    config._attn_implementation = holders.found
+            _NAMES.notify_all()
+
+
+def _may_hold(config, name: str, thread: int) -> bool:
+    """No pass of another thread goes on under another name."""
+    return not any(
+        number == id(config) and held != name and any(other != thread for other in holders.threads)
+        for (number, held), holders in _HOLDERS.items()
+    )
 
 
 def _packed_name(config) -> str:
