@@ -10,7 +10,7 @@ import json
 import sys
 import time
 
-from measuring import forget_peak, now, peak_memory
+from measuring import forget_peak
 from rl_reward import reward_func
 
 
@@ -29,7 +29,8 @@ def train(settings: dict, prompts: str) -> dict:
     """
     import datasets
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+    from peer_clock import PeerClock
+    from transformers import AutoModelForCausalLM, AutoTokenizer
     from trl import GRPOConfig, GRPOTrainer
 
     counted = {"samples": 0, "tokens": 0, "reward": 0.0}
@@ -71,27 +72,14 @@ def train(settings: dict, prompts: str) -> dict:
         report_to=[],
         disable_tqdm=True,
     )
-    marks: list[tuple[float, float]] = []
-    memory: list[float] = []
-
-    class Clock(TrainerCallback):
-        """Time and memory from before the first step to the end of the last."""
-
-        def on_train_begin(self, args, state, control, **kwargs):
-            marks.append(now())
-
-        def on_step_end(self, args, state, control, **kwargs):
-            if state.global_step == state.max_steps:
-                marks.append(now())
-                memory.append(peak_memory())
-
+    clock = PeerClock()
     trainer = GRPOTrainer(
         model=AutoModelForCausalLM.from_pretrained(settings["model"], dtype=torch.float32),
         reward_funcs=counting,
         args=arguments,
         train_dataset=datasets.load_dataset("json", data_files=prompts, split="train", cache_dir=settings["scratch"]),
         processing_class=AutoTokenizer.from_pretrained(settings["model"]),
-        callbacks=[Clock()],
+        callbacks=[clock],
     )
     generate = trainer._generate_single_turn
 
@@ -103,17 +91,15 @@ def train(settings: dict, prompts: str) -> dict:
 
     trainer._generate_single_turn = timed
     trainer.train()
-    (wall, cpu), (wall_end, cpu_end) = marks
+    measured = clock.figures()
     return {
-        "seconds": wall_end - wall,
-        "cpu_seconds": cpu_end - cpu,
+        **measured,
         "samples": counted["samples"],
         "tokens": counted["tokens"],
         "prompt_tokens": int(trainer.state.num_input_tokens_seen) - counted["tokens"],
         "updates": int(trainer.state.global_step),
-        "memory": memory[0],
         "reward": counted["reward"] / counted["samples"],
-        "parts": {**parts, "training": wall_end - wall - sum(parts.values())},
+        "parts": {**parts, "training": measured["seconds"] - sum(parts.values())},
     }
 
 

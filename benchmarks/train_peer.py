@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 
-from measuring import forget_peak, now, peak_memory
+from measuring import forget_peak
 
 
 def train(settings: dict, ids: str, epochs: int) -> dict:
@@ -26,7 +26,8 @@ def train(settings: dict, ids: str, epochs: int) -> dict:
     """
     import datasets
     import torch
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer, TrainerCallback
+    from peer_clock import PeerClock
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
     from trl import RewardConfig, RewardTrainer
 
     data = datasets.load_dataset("json", data_files=ids, split="train", cache_dir=settings["scratch"])
@@ -51,35 +52,20 @@ def train(settings: dict, ids: str, epochs: int) -> dict:
         report_to=[],
         disable_tqdm=True,
     )
-    marks: list[tuple[float, float]] = []
-    memory: list[float] = []
-
-    class Clock(TrainerCallback):
-        """Time and memory from before the first step to the end of the last."""
-
-        def on_train_begin(self, args, state, control, **kwargs):
-            marks.append(now())
-
-        def on_step_end(self, args, state, control, **kwargs):
-            if state.global_step == state.max_steps:
-                marks.append(now())
-                memory.append(peak_memory())
-
+    clock = PeerClock()
     trainer = RewardTrainer(
         model=model,
         args=arguments,
         train_dataset=data,
         processing_class=AutoTokenizer.from_pretrained(settings["model"]),
-        callbacks=[Clock()],
+        callbacks=[clock],
     )
     loss = trainer.train().training_loss
-    (wall, cpu), (wall_end, cpu_end) = marks
+    measured = clock.figures()
     return {
-        "seconds": wall_end - wall,
-        "cpu_seconds": cpu_end - cpu,
+        **measured,
         "pairs": len(data) * epochs,
         "tokens": int(trainer._total_train_tokens),
-        "memory": memory[0],
         "loss": loss,
         "steps": int(trainer.state.global_step),
     }

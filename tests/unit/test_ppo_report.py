@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 import math
 import re
-import shutil
-import subprocess
 from html.parser import HTMLParser
 from types import SimpleNamespace
 
@@ -31,6 +27,7 @@ from openrlhf.trainer.ppo_report import (
 from openrlhf.trainer.ppo_table import held_out_table
 from openrlhf.utils.manifest import write_manifest
 from openrlhf.utils.run_log import RunLog
+from tests.browser import dom_of, needs_browser
 
 ATTACK = "</script><script>alert(1)</script><img src=x onerror=alert(2)>{{script}}"
 WARNING = EarlyWarning("length_drift", 3, {"start": 10.0, "length": 25.0}, "", "")
@@ -260,28 +257,13 @@ def test_held_out_samples_are_the_first_prompts_with_label_and_scores():
     assert found[1]["gold_reward"] == 0.5
 
 
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs a browser")
+@needs_browser
 def test_the_script_draws_curves_and_samples(tmp_path):
     folders = [write_run(tmp_path / "a"), write_run(tmp_path / "b", rate=1e-5)]
     with RunLog(folders[0], "train_ppo", {}, resume_step=4) as log:
         log.log_samples(6, [sample(0, ATTACK, prompt=ATTACK)])
     text, _ = page_of(tmp_path, *folders)
-    # The page's policy forbids foreign scripts, so errors are watched for by a script whose hash is added to it.
-    watch = "document.title='';addEventListener('error',e=>{document.title+='ERROR '+e.message});"
-    digest = base64.b64encode(hashlib.sha256(watch.encode()).digest()).decode()
-    text = text.replace("script-src ", f"script-src 'sha256-{digest}' ", 1).replace(
-        "<style>", f"<script>{watch}</script>\n<style>", 1
-    )
-    (tmp_path / "watched.html").write_text(text, encoding="utf-8")
-    flags = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
-    flags += " --disable-component-update --disable-sync --virtual-time-budget=4000"
-    dom = subprocess.run(
-        ["chromium", *flags.split(), f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom"]
-        + [(tmp_path / "watched.html").as_uri()],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    ).stdout
+    dom = dom_of(text, tmp_path)
     assert "<title></title>" in dom, re.findall("<title>.*?</title>", dom)
     assert dom.count('<svg class="curve"') == 6  # two held-out and four of training
     assert "Reward. a: starts at 0.100, ends at 0.700; b: starts at 0.100, ends at 0.700" in dom

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
 import re
-import shutil
-import subprocess
 from html.parser import HTMLParser
 
 import numpy as np
@@ -28,6 +25,7 @@ from openrlhf.evaluation.plots import plot_quickstart
 from openrlhf.evaluation.report import save_figures, write_completion_page, write_report
 from openrlhf.evaluation.showcase import choose_rows, instructive_order, pack_completions, share_out
 from openrlhf.evaluation.summary import summarise_rows
+from tests.browser import dom_of, needs_browser
 
 ATTACK = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
 
@@ -457,7 +455,7 @@ def test_page_of_one_completion(tmp_path):
     assert page.count("table") == 0
 
 
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
+@needs_browser
 def test_a_browser_shows_the_first_completion(tmp_path, no_figures):
     rows = random_rows()
     solution = "z\U0001f600\u05e9<i>b</i>"
@@ -465,23 +463,7 @@ def test_a_browser_shows_the_first_completion(tmp_path, no_figures):
     five = {"partial_rewards": [99.0] * 5, "cosine_sim": [0.5, 0.4, 0.3, -0.9, 0.1], "num_actions": 5}
     top = row | five | {"token_ends": [1, 2, 3, 11, 11]}
     text = report_of(tmp_path, {"a": {"s": [*rows, top]}})
-    # The page's policy forbids foreign scripts, so errors are watched for by a script whose hash is added to it.
-    watch = "document.title='';addEventListener('error',e=>{document.title+='ERROR '+e.message});"
-    digest = base64.b64encode(hashlib.sha256(watch.encode()).digest()).decode()
-    text = text.replace("script-src ", f"script-src 'sha256-{digest}' ", 1).replace(
-        "<style>", f"<script>{watch}</script>\n<style>", 1
-    )
-    (tmp_path / "watched.html").write_text(text, encoding="utf-8")
-    flags = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
-    flags += " --disable-component-update --disable-sync --virtual-time-budget=4000"
-    done = subprocess.run(
-        ["chromium", *flags.split(), f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom"]
-        + [(tmp_path / "watched.html").as_uri()],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    dom = done.stdout
+    dom = dom_of(text, tmp_path)
     assert "<title></title>" in dom, re.findall("<title>.*?</title>", dom)
     view = dom[dom.index('id="tokens"') : dom.index('id="token-note"')]
     spans = re.findall(r'<span class="([^"]*)" data-i="(\d+)"[^>]*>([^<]*)', view)
