@@ -300,14 +300,17 @@ def run_identity(config: TrainConfig, fingerprint: str) -> dict[str, Any]:
 
 def print_resolved(config: TrainConfig, plan: TrainingPlan, engine: Engine, example: str) -> None:
     """What --dry_run shows: settings, sizes and the first example."""
-    print(json.dumps(hide_secrets(dataclasses.asdict(config)), indent=2, default=str))
-    print(
-        f"{plan.examples} training examples, {plan.total_steps} optimizer steps of {plan.batch_size}; "
-        f"{engine.world_size} process(es) x "
-        + (
-            f"{plan.accumulation} micro-batch(es) of {plan.micro_batch_size}"
-            if plan.batch_tokens is None
-            else f"micro-batches of {plan.batch_tokens} tokens"
-        )
+    passes = (
+        f"{plan.accumulation} micro-batch(es) of {plan.micro_batch_size}"
+        if plan.batch_tokens is None
+        else f"micro-batches of {plan.batch_tokens} tokens"
     )
+    steps = f"{plan.examples} training examples, {plan.total_steps} optimizer steps of {plan.batch_size}"
+    print_settings(config, f"{steps}; {engine.world_size} process(es) x {passes}", example)
+
+
+def print_settings(config: TrainConfig, sizes: str, example: str) -> None:
+    """Settings without secrets, one line about sizes, and the first example."""
+    print(json.dumps(hide_secrets(dataclasses.asdict(config)), indent=2, default=str))
+    print(sizes)
     print("first example:\n" + example)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from openrlhf.cli.common import POCKET
@@ -24,9 +25,17 @@ def load_prompts(config: PPOConfig, tokenizer: Any) -> tuple[PromptData, PromptD
     from openrlhf.datasets.prompts import PromptOptions, prepare_prompts
 
     is_pocket = config.dataset == POCKET
+    if is_pocket and (config.dataset_split != "train" or (config.eval_split and not config.eval_dataset)):
+        raise ValueError("pocket has splits of its own: drop --prompt_split and --eval_split, or name --eval_dataset")
     if is_pocket:
         train = problem_rows("train", config.max_samples or POCKET_PROMPTS, config.seed)
-        held_out = problem_rows("validation", POCKET_HELD_OUT, config.seed) if config.eval_fraction > 0 else None
+        held_out = None
+        if config.eval_dataset not in (None, POCKET):
+            named = replace(config, dataset=config.eval_dataset, dataset_split=config.eval_split or "train")
+            named = replace(named, dataset_probs=None, max_samples=None, eval_dataset=None, eval_split=None)
+            held_out = load_splits(replace(named, eval_fraction=0.0), config.input_key)[0]
+        elif config.eval_fraction > 0:
+            held_out = problem_rows("validation", POCKET_HELD_OUT, config.seed)
     else:
         train, held_out = load_splits(config, config.input_key)
     options = PromptOptions(

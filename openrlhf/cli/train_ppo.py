@@ -17,7 +17,7 @@ from openrlhf.cli.common import (
     main_only,
     open_log,
     optimizer_settings,
-    print_resolved,
+    print_settings,
     resolve_pocket_model,
     run_command,
     start_engine,
@@ -155,6 +155,22 @@ def build_trainer(
     )
 
 
+def tell_without_effect(config: PPOConfig, evaluates: bool) -> None:
+    """Log the given settings that change nothing, and why."""
+    unused = {
+        "--overlong_penalty_factor: without --overlong_buffer_len": config.overlong_penalty_factor != 1.0
+        and config.overlong_buffer_len is None,
+        "--dynamic_filtering_reward_range: without --dynamic_filtering": not config.dynamic_filtering
+        and config.dynamic_filtering_reward_range != PPOConfig().dynamic_filtering_reward_range,
+        "--use_kl_loss, --kl_estimator: with --init_kl_coef 0": config.init_kl_coef == 0
+        and (config.use_kl_loss or config.kl_estimator != "k1"),
+        "--eval_temperature, --gold_rm_url: without held-out prompts": not evaluates
+        and (config.eval_temperature is not None or config.gold_rm_url is not None),
+    }
+    if found := [text for text, applies in unused.items() if applies]:
+        logger.warning("without effect: %s", "; ".join(found))
+
+
 def check_files(config: PPOConfig) -> None:
     """Refuse save paths that cannot work or would replace what the run reads. Main process only."""
     check_outputs(config)
@@ -166,11 +182,18 @@ def show_settings(config: PPOConfig, engine: Engine, prompts: PromptData) -> Non
     """Print the resolved settings and the first prompt."""
     from openrlhf.trainer.plan import TrainingPlan
 
-    size = min(config.rollout_batch_size, len(prompts))
-    plan = TrainingPlan(len(prompts), config.num_episodes, size, 1, seed=config.seed)
-    first = int(plan.indices(0)[0])
+    settings = settings_of(config)
+    stream = TrainingPlan(len(prompts), settings.episodes, 1, 1, seed=config.seed)  # as the trainer reads them
+    first = int(stream.indices(0)[0])
     label = None if prompts.labels is None else prompts.labels[first]
-    print_resolved(config, plan, engine, f"[prompt]\n{prompts.texts[first]}\n[label]\n{label}")
+    rollouts = -(-stream.total_steps // settings.rollout_batch_size)
+    sizes = (
+        f"{len(prompts)} prompts, {rollouts} rollouts of {settings.rollout_batch_size} prompts x "
+        f"{settings.samples_per_prompt} responses, {settings.total_updates(len(prompts))} optimizer steps of "
+        f"{settings.train_batch_size} responses in micro-batches of {settings.micro_train_batch_size}; "
+        f"{engine.world_size} process(es)"
+    )
+    print_settings(config, sizes, f"[prompt]\n{prompts.texts[first]}\n[label]\n{label}")
 
 
 def show_rewards(config: PPOConfig, tokenizer: Any, prompts: PromptData, reward: Any) -> None:
@@ -254,6 +277,9 @@ def _run(config: PPOConfig, engine: Engine) -> dict[str, float]:
         main_only(engine, partial(check_files, config))
     tokenizer = training_tokenizer(config)
     prompts, held_out = main_first(engine, partial(load_prompts, config, tokenizer))
+    if not config.dry_run_rewards:
+        settings_of(config).check_prompts(len(prompts))
+    tell_without_effect(config, held_out is not None)
     texts = main_first(engine, partial(load_texts, config, tokenizer))
     reward = together(engine, partial(load_reward, config, prompts.labels is not None))
     if config.dry_run:

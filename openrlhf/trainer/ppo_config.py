@@ -258,7 +258,12 @@ def validate_ppo(config: PPOConfig) -> None:
     if unused:
         raise ValueError(f"train_ppo trains all weights and saves the last ones locally: drop {', '.join(unused)}")
     if not 0 < config.learning_rate < 100 or not 0 < config.critic_learning_rate < 100:
-        raise ValueError("--actor_learning_rate and --critic_learning_rate must be above 0")
+        raise ValueError(
+            "--actor_learning_rate and --critic_learning_rate must be above 0 and below 100, got "
+            f"{config.learning_rate} and {config.critic_learning_rate}"
+        )
+    if config.dry_run and config.dry_run_rewards:
+        raise ValueError("--dry_run samples nothing: drop it, or --dry_run_rewards")
     validate(config)
     settings_of(config)
     if config.dry_run_rewards < 0:

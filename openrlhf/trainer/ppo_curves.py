@@ -106,11 +106,16 @@ def group_names(groups: Sequence[Sequence[RunRecord]]) -> list[str]:
         if len(group) > 1:
             alike = os.path.commonprefix([run.name for run in group]).rstrip("-_./ 0123456789")
             alike = alike.removesuffix("seed").rstrip("-_./ ")
-            first = f"{alike or first} ({len(group)} seeds)"
+            first = f"{alike or first} ({_count(group)})"
         names.append(first)
     if len(set(names)) == len(names):
         return names
-    return [f"{group[0].name} ({len(group)} seeds)" if len(group) > 1 else group[0].name for group in groups]
+    return [f"{group[0].name} ({_count(group)})" if len(group) > 1 else group[0].name for group in groups]
+
+
+def _count(group: Sequence[RunRecord]) -> str:
+    seeds = {run.settings.get("seed") for run in group}
+    return f"{len(group)} {'seeds' if len(seeds) == len(group) else 'runs'}"
 
 
 def is_listed(panel: Panel) -> bool:

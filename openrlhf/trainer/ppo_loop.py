@@ -61,16 +61,21 @@ def run_ppo(
     """
     if progress.step == 0 and progress.last_eval is None:
         progress.last_eval = _evaluate(trainer, log, progress.step)
-        refresh()
+        if progress.last_eval:
+            refresh()
     bar = log.progress(trainer.stream.total_steps, trainer.position, "prompts")
     state = RunState(trainer)
+    logs = evaluates = True  # as of the step before
     while not trainer.done:
         episodes_before = int(trainer.epoch)
         figures = trainer.train_step(progress.step)
         bar.update(trainer.position - bar.n)
         if not figures:
             logger.warning("dynamic filtering left no prompt of the last ones; the run ends here")
-            progress.last_eval = _evaluate(trainer, log, progress.step)
+            if not logs:
+                log.log(progress.step, {name: x for name, x in trainer.history[-1].items() if name != "step"})
+            if not evaluates:
+                progress.last_eval = _evaluate(trainer, log, progress.step) or progress.last_eval
             break
         for name in ("policy_loss", "value_loss", "grad_norm", "critic_grad_norm"):
             if not math.isfinite(figures.get(name, 0.0)):
@@ -85,8 +90,9 @@ def run_ppo(
             bar.set_postfix({name: f"{figures[name]:.4g}" for name in SHOWN if figures.get(name) is not None})
         trainer.history.append({"step": progress.step, **figures})
         ends_episode = settings.eval_steps < 1 and int(trainer.epoch) > episodes_before
-        evaluates = ends_episode or (settings.eval_steps > 0 and progress.step % settings.eval_steps == 0)
-        if evaluates or trainer.done:
+        evaluates = trainer.done or ends_episode
+        evaluates |= settings.eval_steps > 0 and progress.step % settings.eval_steps == 0
+        if evaluates:
             evaluation = _evaluate(trainer, log, progress.step)
             progress.last_eval = evaluation or progress.last_eval
             if "gold_reward" in evaluation:
@@ -95,7 +101,7 @@ def run_ppo(
         saves = settings.save_steps > 0 and progress.step % settings.save_steps == 0
         if saves and not trainer.done:
             save_checkpoint(state, settings, progress)
-        if evaluates or saves:
+        if saves or (evaluates and not trainer.done):  # at the end, the report is written when the log is closed
             refresh()
     bar.close()
     return progress

@@ -36,7 +36,7 @@ def refresh_report(folder: str | Path) -> None:
     try:
         write_run_report(Path(folder) / REPORT_NAME, [read_run(folder)])
     except Exception as error:
-        logger.warning("report.html was not written, and training goes on: %s", error)
+        logger.warning("report.html was not written, which changes nothing else: %s", error)
 
 
 def write_run_report(

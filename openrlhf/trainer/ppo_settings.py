@@ -57,6 +57,7 @@ class PPOSettings:
 
     def __post_init__(self) -> None:
         for name in (
+            "samples_per_prompt",
             "episodes",
             "rollout_batch_size",
             "micro_rollout_batch_size",
@@ -125,6 +126,14 @@ class PPOSettings:
     def normaliser(self) -> float | None:
         """Tokens that reduction 'constant' divides by."""
         return float(self.max_new_tokens) if self.reduction == "constant" else None
+
+    def check_prompts(self, prompts: int) -> None:
+        """Raise a ValueError where so many prompts do not fill one rollout."""
+        if prompts < self.rollout_batch_size:
+            raise ValueError(
+                f"{prompts} prompts are fewer than one rollout of {self.rollout_batch_size}; lower "
+                "--rollout_batch_size or add data"
+            )
 
     def updates(self, responses: int) -> int:
         """Optimizer steps over a rollout of so many responses."""

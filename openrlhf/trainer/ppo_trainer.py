@@ -33,7 +33,7 @@ from openrlhf.trainer.ppo_update import (
     text_passes,
     update_means,
 )
-from openrlhf.trainer.rollout import Rollout, Sampling, base_seed, episode_rollout, sample_rollout
+from openrlhf.trainer.rollout import Rollout, Sampling, base_seed, episode_rollout, join_logs, sample_rollout
 from openrlhf.trainer.rollout_advantages import rollout_advantages
 from openrlhf.trainer.shares import gather_shares, own_part, shared_logprobs
 
@@ -80,13 +80,7 @@ class PPOTrainer:
             raise ValueError(f"{settings.estimator!r}: a critic is needed by 'gae' and by no other estimator")
         if settings.kl_coef > 0 and reference is None:
             raise ValueError(f"a KL coefficient of {settings.kl_coef} needs a reference model; pass one, or 0")
-        if len(prompts) < settings.rollout_batch_size:
-            raise ValueError(
-                f"{len(prompts)} prompts are fewer than one rollout of {settings.rollout_batch_size}; lower "
-                "--rollout_batch_size or add data"
-            )
-        if (settings.ptx_coef > 0) != (texts is not None):
-            raise ValueError(f"ptx_coef of {settings.ptx_coef} and texts go together, got {texts}; pass both or none")
+        settings.check_prompts(len(prompts))
         self.actor, self.critic, self.reference, self.settings = actor, critic, reference, settings
         self.policy = Policy(actor.module, tokenizer)
         self.pad_id = tokenizer.pad_token_id
@@ -159,13 +153,14 @@ class PPOTrainer:
         Raises:
             RuntimeError: no prompt of many rollouts passes the filter.
         """
-        settings, parts, wanted, rounds = self.settings, [], self.settings.rollout_batch_size, 0
+        settings, parts, wanted = self.settings, [], self.settings.rollout_batch_size
+        logs = []  # of every round with its responses, of which a filter may keep few or none
         self.actor.model.eval()
         while wanted > 0 and not self.done:
             places = range(self.position, min(self.position + wanted, self.stream.total_steps))
             part = self._sample(places)
             self.position = places.stop
-            rounds += 1
+            logs.append((part.logs, len(part)))
             if settings.filter_range is not None:
                 kept = keep_groups(part.score, part.group, *settings.filter_range)
                 part.logs["filtered_share"] = 1 - kept.float().mean().item()
@@ -173,9 +168,9 @@ class PPOTrainer:
             if part is not None:
                 parts.append(part)
                 wanted -= len(part) // settings.samples_per_prompt
-            elif not parts and rounds >= FRUITLESS_ROUNDS:
+            elif not parts and len(logs) >= FRUITLESS_ROUNDS:
                 raise RuntimeError(
-                    f"none of {rounds * settings.rollout_batch_size} prompts passed dynamic filtering to "
+                    f"none of {len(logs) * settings.rollout_batch_size} prompts passed dynamic filtering to "
                     f"{settings.filter_range}: their responses score the same; take easier or harder prompts, raise "
                     "--n_samples_per_prompt, or look at one call of the reward with --dry_run_rewards"
                 )
@@ -183,7 +178,7 @@ class PPOTrainer:
             return None
         return shared_logprobs(
             self.actor,
-            Rollout.join(parts, self.pad_id),
+            replace(Rollout.join(parts, self.pad_id), logs=join_logs(logs)),
             self.reference,
             None if self.critic is None else self.critic.module.eval(),
             temperature=settings.temperature,

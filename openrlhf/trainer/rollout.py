@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -124,16 +124,25 @@ class Rollout:
                 ]
                 tensors = [nn.functional.pad(one, (0, width - one.shape[1]), value=fill) for one in like]
             joined[name] = torch.cat(tensors)
-        logs = {}
-        for name in dict.fromkeys(name for part in parts for name in part.logs):
-            held = [part for part in parts if name in part.logs]
-            values = [part.logs[name] for part in held]
-            if name.startswith("seconds"):
-                logs[name] = max(values) if at_once else sum(values)
-            else:
-                weighted = sum(value * len(part) for value, part in zip(values, held, strict=True))
-                logs[name] = weighted / sum(map(len, held))
+        logs = join_logs([(part.logs, len(part)) for part in parts], at_once)
         return Rollout(**joined, logs=logs, samples=[one for part in parts for one in part.samples])
+
+
+def join_logs(parts: Sequence[tuple[Mapping[str, float], int]], at_once: bool = False) -> dict[str, float]:
+    """Logs of several parts, weighted by how many responses each is over; seconds add up.
+
+    Args:
+        parts: logs and responses of each.
+        at_once: see `Rollout.join`.
+    """
+    joined = {}
+    for name in dict.fromkeys(name for logs, _ in parts for name in logs):
+        held = [(logs[name], count) for logs, count in parts if name in logs]
+        if name.startswith("seconds"):
+            joined[name] = (max if at_once else sum)(value for value, _ in held)
+        else:
+            joined[name] = sum(value * count for value, count in held) / sum(count for _, count in held)
+    return joined
 
 
 @dataclass(frozen=True)

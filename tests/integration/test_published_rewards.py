@@ -201,7 +201,7 @@ def test_agent_template_of_the_guide(guide, write, tmp_path, capsys):
     reward = "def calculate_reward(action_text, label):\n    return 0.25\n"
     file = write(guide["agent"], behind=reward)
     out = look("agent_func_path", file, tmp_path, capsys, generate_max_len=8)
-    episodes = re.findall(r"^  episode: (.*)\n  reward: (.*)$", out, re.MULTILINE)
+    episodes = re.findall(r"^  episode: (.*)\n  label .*\n  reward: (.*), score: .*$", out, re.MULTILINE)
     assert len(episodes) == 4
     for episode, reward in episodes:
         assert ast.literal_eval(episode).count("Next step:") == 5 and "[EPISODE COMPLETE]" in episode
@@ -213,7 +213,7 @@ def test_agent_template_of_the_guide(guide, write, tmp_path, capsys):
 def test_math_agent_of_the_guide(guide, write, tmp_path, capsys):
     file = write(guide["math_agent"])
     out = look("agent_func_path", file, tmp_path, capsys, count=8)
-    episodes = re.findall(r"^  episode: (.*)\n  reward: (.*)$", out, re.MULTILINE)
+    episodes = re.findall(r"^  episode: (.*)\n  label .*\n  reward: (.*), score: .*$", out, re.MULTILINE)
     assert len(episodes) == 8
     for episode, reward in episodes:
         told = re.findall(r"\[(CORRECT!|INCORRECT|NO ANSWER FOUND|INVALID FORMAT)", episode)

@@ -162,7 +162,7 @@ def test_what_cannot_be_read_is_one_clear_error(tmp_path):
 
 def test_a_report_that_fails_does_not_end_the_run(tmp_path, caplog):
     refresh_report(tmp_path / "none")
-    assert "training goes on" in caplog.text and "no such folder" in caplog.text
+    assert "changes nothing else" in caplog.text and "no such folder" in caplog.text
 
 
 def test_a_resumed_run_doubles_no_line_and_a_new_one_sets_the_old_aside(tmp_path):
