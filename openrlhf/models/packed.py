@@ -26,9 +26,7 @@ class AttentionRows:
     rows: int  # b
     queries: int  # A
     keys: int  # K
-    # (b, 1, A, K) bool, True where a query sees a key; None: causal, the queries are the keys. In a forward pass
-    # floating numbers to add to the scores, 0 and -inf.
-    visible: Tensor | None
+    visible: Tensor | None  # (b, 1, A, K) bool, True where a query sees a key; None: causal, the queries are the keys
 
     def to(self, device: torch.device | str) -> AttentionRows:
         """The same rows on another device."""
@@ -120,8 +118,8 @@ def last_rows(packed: PackedRows, length: Tensor, *, slack: int = 0, call_keys: 
         packed: from `pack_rows`. length: (R,) int64 tokens of each sequence.
         slack, call_keys: as for `pack_rows`.
     Returns:
-        R tokens, in the order of the sequences and on the device of `packed`, each under all columns of `places`.
-        `keys` are numbers of tokens of `packed`.
+        R tokens, in the order of the sequences and on the device of `packed`, each under all columns of `places`. `keys`
+        are numbers of tokens of `packed`.
     """
     places, lengths = packed.places.cpu().numpy(), length.cpu().numpy()
     rows = np.arange(len(places))
@@ -177,21 +175,19 @@ def _attention_rows(
 def _like_lengths(
     length: np.ndarray, start: np.ndarray, rows: np.ndarray, slack: int, call_keys: int
 ) -> list[np.ndarray]:
-    """Rows in groups of like size, those that ask for most first; see `pack_rows` for how far a group goes.
-
-    Rows that share much differ more in what they ask for than in length, so that comes first.
-    """
+    """Rows in groups of like size, the longest first; see `pack_rows` for how far a group goes."""
     groups: list[list[int]] = []
-    used = asking = seen = 0
-    for row in sorted(rows.tolist(), key=lambda row: (start[row] - length[row], -length[row])):
-        size, own = int(length[row]), int(length[row] - start[row])
-        seen = max(seen, size)
-        keys = (len(groups[-1]) + 1) * seen if groups else 0
-        if not groups or keys > call_keys or keys * asking - used - own * size > slack:
+    keys = used = asking = 0
+    for row in sorted(rows.tolist(), key=lambda row: (-length[row], start[row])):
+        own = int(length[row] - start[row])
+        asking = max(asking, own)
+        if groups:
+            keys = (len(groups[-1]) + 1) * int(length[groups[-1][0]])
+        if not groups or keys > call_keys or keys * asking - used - own * int(length[row]) > slack:
             groups.append([])
-            used, asking, seen = 0, own, size
+            used, asking = 0, own
         groups[-1].append(row)
-        used += own * size
+        used += own * int(length[row])
     return [np.array(group) for group in groups]
 
 

@@ -7,12 +7,11 @@ and takes the answer of each packed token. Called without packed rows, it only h
 
 from __future__ import annotations
 
-import math
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -105,27 +104,6 @@ def _packed_name(config) -> str:
     return name
 
 
-def with_numbers(packed: PackedRows, config, dtype: torch.dtype) -> PackedRows:
-    """Packed rows whose masks are numbers to add, which attention would make of boolean ones in every layer.
-
-    Args:
-        config: of the model. Its eager attention takes no causal rows without a mask: they get one.
-        dtype: floating, of the queries.
-    """
-    eager = base_attention(config) == "eager"
-
-    def numbers_of(rows: AttentionRows) -> AttentionRows:
-        visible = rows.visible
-        if visible is None and eager:
-            visible = packed.input_ids.new_ones(1, 1, rows.queries, rows.keys, dtype=torch.bool).tril()
-        if visible is None:
-            return rows
-        numbers = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
-        return replace(rows, visible=numbers.masked_fill_(~visible, -math.inf))
-
-    return replace(packed, attention=tuple(map(numbers_of, packed.attention)))
-
-
 def packed_attention(
     base: str,
     module: nn.Module,
@@ -142,7 +120,6 @@ def packed_attention(
         base: name of the attention that computes.
         query: (1, heads, T, d) of packed tokens. key, value: the same with the heads of keys.
         attention_mask: of calls without packed rows.
-        packed_rows: masks as `with_numbers` makes them.
         options: of the layer, such as scaling; handed on.
     Returns:
         (1, T, heads, d) and None; without packed rows what the base returns.
@@ -166,8 +143,7 @@ def packed_attention(
         *(_rows_of(states, packed_rows.keys, [(one.rows, one.keys) for one in rows]) for states in (key, value)),
     )
     answers = [
-        # (b, A, heads, d); under autocast queries have another dtype than the model
-        attend(module, *states, None if one.visible is None else one.visible.to(query.dtype), **options)[0]
+        attend(module, *states, _mask_of(one, base, query), **options)[0]  # (b, A, heads, d)
         for one, *states in zip(rows, *by_row, strict=True)
     ]
     together = torch.cat([answer.flatten(0, 1) for answer in answers])
@@ -187,6 +163,17 @@ def _rows_of(states: Tensor, tokens: Tensor, shapes: list[tuple[int, int]]) -> I
         parts = (by_token.index_select(0, part) for part in tokens.split(sizes))
     heads = states.shape[1]
     return (part.view(*shape, heads, -1).transpose(1, 2) for part, shape in zip(parts, shapes, strict=True))
+
+
+def _mask_of(rows: AttentionRows, base: str, query: Tensor) -> Tensor | None:
+    """The mask as the base takes it: None for causal rows, numbers to add for eager attention, else boolean."""
+    if base != "eager":
+        return rows.visible
+    visible = rows.visible
+    if visible is None:
+        visible = torch.ones(1, 1, rows.queries, rows.keys, dtype=torch.bool, device=query.device).tril()
+    hidden = query.new_zeros(visible.shape)
+    return hidden.masked_fill_(~visible, torch.finfo(query.dtype).min)
 
 
 def _attention_function(base: str, module: nn.Module) -> Callable:

@@ -20,12 +20,12 @@ from torch import Tensor, nn
 from openrlhf.models.functional import at_least_float32, last_valid_index, position_ids_from_mask
 from openrlhf.models.last_layer import only_last_tokens
 from openrlhf.models.packed import PackedRows, last_rows, pack_rows, unpack
-from openrlhf.models.packed_attention import ARGUMENT, NO_MASK, attention_for, base_attention, with_numbers
+from openrlhf.models.packed_attention import ARGUMENT, NO_MASK, attention_for, base_attention
 
 SETTINGS_KEY = "goal_reward"
 VALUE_HEADS = ("linear", "mlp")
 # By "on a GPU": pairs of query and key whose attention costs as much as the start of another call.
-PACKING_SLACK = {False: 4096, True: 1 << 19}
+PACKING_SLACK = {False: 2048, True: 1 << 19}
 # By the same: keys of all rows of an attention call. The rows are copies, and those of a long prompt are many.
 CALL_KEYS = {False: 1 << 14, True: 1 << 18}
 
@@ -203,10 +203,7 @@ class RewardModel(nn.Module):
     def _run_packed(self, packed: PackedRows, last: PackedRows | None = None):
         """The backbone's output on packed tokens, a batch of one row."""
         extra = {"output_router_logits": True} if self.with_aux_loss else {}
-        packed = with_numbers(packed, self.config, self.network.dtype)
-        narrowed = nullcontext()
-        if last is not None:
-            narrowed = only_last_tokens(self.network, packed, with_numbers(last, self.config, self.network.dtype))
+        narrowed = nullcontext() if last is None else only_last_tokens(self.network, packed, last)
         with attention_for(self.config, packed=True), narrowed:
             return self.network.base_model(
                 input_ids=packed.input_ids.unsqueeze(0),

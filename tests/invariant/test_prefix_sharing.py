@@ -1,7 +1,6 @@
 """Packed rows, with and without shared tokens, give the loss, the gradients and the rewards of padded rows."""
 
 import logging
-import math
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -17,7 +16,7 @@ from openrlhf.models import reward_model
 from openrlhf.models.goal_sampling import draw_states
 from openrlhf.models.losses import bradley_terry_loss
 from openrlhf.models.packed import pack_rows
-from openrlhf.models.packed_attention import ARGUMENT, attention_for, base_attention
+from openrlhf.models.packed_attention import attention_for, base_attention
 from openrlhf.models.packing_support import forbids_packing, longest_packed, probe, window_of
 from openrlhf.models.reward_model import RewardModel
 from openrlhf.trainer.engine import LocalEngine
@@ -249,37 +248,6 @@ def test_calls_hold_rows_of_like_length():
     ids, mask = padded([[1, 2, 3, 4], [9], [5, 6, 7, 8], [6, 5, 4]])
     for slack, sizes in ((0, [2, 1, 1]), (6, [2, 1, 1]), (7, [3, 1]), (8, [3, 1]), (21, [3, 1]), (22, [4])):
         assert [rows.rows for rows in pack_rows(ids, mask, slack=slack).attention] == sizes, slack
-
-
-def test_calls_hold_rows_that_ask_for_like_much():
-    """Rows of 40, 39, 38 and 25 tokens that ask for all, 1, 12 and 1: 1 and 1 together waste 39 - 25 = 14 pairs."""
-    base = list(range(1, 41))
-    ids, mask = padded([base, base[:38] + [50], base[:26] + [60] * 12, base[:24] + [70]])
-    for slack, last in ((13, [(1, 1, 39), (1, 1, 25)]), (14, [(2, 1, 39)])):
-        attention = pack_rows(ids, mask, slack=slack).attention
-        assert [(rows.rows, rows.queries, rows.keys) for rows in attention] == [(1, 40, 40), (1, 12, 38), *last], slack
-
-
-@pytest.mark.parametrize("name", ["sdpa", "eager"])
-def test_masks_are_made_once_for_all_layers(name):
-    model = tiny_reward_model("llama")
-    model.config._attn_implementation = name
-    rows = [[5, 6, 7, 8, 9], [5, 6, 7, 4], [9, 3]]
-    packed, seen = model.pack(*padded(rows)), []
-    for layer in model.network.base_model.layers:
-        layer.register_forward_pre_hook(lambda _, __, named: seen.append(named[ARGUMENT].attention), with_kwargs=True)
-    with torch.no_grad():
-        model.read_packed(packed)
-    assert len(seen) == model.config.num_hidden_layers > 1 and all(one is seen[0] for one in seen)
-    for numbers, given in zip(seen[0], packed.attention, strict=True):
-        visible = given.visible
-        if visible is None and name == "eager":
-            visible = torch.tensor([[[[key <= query for key in range(given.keys)] for query in range(given.queries)]]])
-        if visible is None:
-            assert numbers.visible is None
-        else:
-            wanted = [0.0 if sees else -math.inf for sees in visible.flatten().tolist()]
-            assert numbers.visible.flatten().tolist() == wanted and numbers.visible.dtype == torch.float32
 
 
 def test_calls_hold_no_more_keys_than_allowed():
