@@ -94,19 +94,22 @@ def prepare_sft(rows: datasets.Dataset, tokenizer: Any, options: SFTOptions, who
     Rows whose prompt or answer is null are dropped and counted as "missing_value".
 
     Args:
-        whole_texts: where no column holds answers, each text is one as a whole: its first token stands for the prompt.
+        whole_texts: as --pretrain_data is read, whose flags errors then name: where no column holds answers, each text
+            is one as a whole, its first token stands for the prompt.
     Raises:
         ValueError: a column is missing, a value is neither text nor messages (named by its row), or no row is left.
     """
     names = rows.column_names
+    where, flag = (" in --pretrain_data", "--pretrain_input_key") if whole_texts else ("", "--input_key")
     if options.input_key not in names:
-        raise ValueError(f"expected a column {options.input_key!r}, got {names}; pass --input_key")
+        raise ValueError(f"expected a column {options.input_key!r}{where}, got {names}; pass {flag}")
     output_key = options.output_key or next((name for name in OUTPUT_KEYS if name in names), None)
     first = next((value for value in rows[:100][options.input_key] if value is not None), "")
     whole = whole_texts and options.output_key is None and output_key is None
     if not whole and isinstance(as_text_or_messages(first), str) and output_key not in names:
         raise ValueError(
-            f"expected a column with answers ({options.output_key or OUTPUT_KEYS}), got {names}; pass --output_key"
+            f"expected a column with answers ({options.output_key or OUTPUT_KEYS}){where}, got {names}; "
+            "pass --output_key"
         )
     rendered = [_render_row(i, row, tokenizer, options, output_key, whole) for i, row in enumerate(rows)]
     texts = [text for text in rendered if text is not None]

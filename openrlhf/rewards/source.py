@@ -221,7 +221,14 @@ def parse_reward_source(
         RuntimeError: no server answers.
     """
     spec = spec.strip()
-    is_url = [part.strip().startswith(("http://", "https://")) for part in spec.split(",")]
+    schemes = [part.partition("://")[0].strip().lower() if "://" in part else "" for part in spec.split(",")]
+    unknown = [scheme for scheme in schemes if scheme not in ("", "http", "https", "s3")]
+    if unknown:  # the scheme alone: an address may hold a login
+        raise ValueError(
+            "expected an address that begins with http:// or https:// (a reward server) or s3:// (a checkpoint), got "
+            f"{unknown[0]}://"
+        )
+    is_url = [scheme in ("http", "https") for scheme in schemes]
     file, _, function = spec.partition(".py:") if ".py:" in spec else (spec, "", "")
     is_file = bool(function) or spec.endswith(".py")
     if not spec or any(is_url) != all(is_url) or (is_file and "," in spec and not Path(spec).is_file()):

@@ -50,6 +50,17 @@ def test_null_in_message_rows_is_dropped_and_counted(tmp_path):
     assert data.example_text(0, tiny_tokenizer()) == data.example_text(1, tiny_tokenizer())
 
 
+def test_a_missing_column_is_told_with_the_flag_that_names_it():
+    rows = datasets.Dataset.from_list([{"text": "a"}])
+    with pytest.raises(ValueError, match=r"expected a column 'nope', got \['text'\]; pass --input_key"):
+        prepare_sft(rows, tiny_tokenizer(), SFTOptions(input_key="nope"))
+    told = r"expected a column 'nope' in --pretrain_data, got \['text'\]; pass --pretrain_input_key"
+    with pytest.raises(ValueError, match=told):
+        prepare_sft(rows, tiny_tokenizer(), SFTOptions(input_key="nope"), whole_texts=True)
+    with pytest.raises(ValueError, match=r"with answers \(gold\) in --pretrain_data, .*; pass --output_key"):
+        prepare_sft(rows, tiny_tokenizer(), SFTOptions(input_key="text", output_key="gold"), whole_texts=True)
+
+
 def test_text_and_message_lists_in_one_column_are_both_rendered(tmp_path):
     parts = [{"type": "text", "text": "the "}, "answer"]
     rows = [
