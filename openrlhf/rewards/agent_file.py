@@ -5,7 +5,7 @@
 | 0.9.1 and later | `AgentExecutor`, made without arguments | used as it is |
 | 0.8.7 to 0.9.0 | `AgentExecutor(max_steps, max_length, llm_engine, ...)` | made with max_steps, the rest set later |
 | before 0.8.7 | a function `step(observation, action, label, **kwargs)` | each sample's turns call it |
-| (documents) | only a class with `reset` and `step` | MultiTurnAgentExecutor over it |
+| (documents) | one class with `reset` and `step`, of whatever base | MultiTurnAgentExecutor over it |
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from openrlhf.rewards.agent import MAX_TURNS, AgentExecutorBase, AgentInstanceBase, MultiTurnAgentExecutor
-from openrlhf.rewards.python_file import run_file
+from openrlhf.rewards.python_file import is_environment, own_values, run_file
 
 _OLD_ARGUMENTS = ("max_length", "llm_engine", "hf_tokenizer", "result_queue")
 
@@ -58,19 +58,21 @@ def _find_executor(module: ModuleType, path: str, max_steps: int) -> Any:
     named = getattr(module, "AgentExecutor", None)
     if named is not None:
         return _make_executor(named, path, max_steps)
-    own = [value for value in vars(module).values() if getattr(value, "__module__", None) == module.__name__]
-    classes = [value for value in own if inspect.isclass(value) and issubclass(value, AgentInstanceBase)]
+    own = [value for value in own_values(module).values() if inspect.isclass(value)]
+    classes = [value for value in own if issubclass(value, AgentInstanceBase)]
+    step = getattr(module, "step", None)
+    if not classes and not callable(step):
+        classes = [value for value in own if is_environment(value)]
     if len(classes) == 1:
         return MultiTurnAgentExecutor(classes[0])
-    step = getattr(module, "step", None)
     if callable(step) and not classes:
         return MultiTurnAgentExecutor(type("StepFunction", (AgentInstanceBase,), {"step": staticmethod(step)}))
     if hasattr(module, "reward_func"):
         raise ValueError(f"{path} defines reward_func and no agent: pass it as --remote_rm_url")
     found = f"the agent classes {[value.__name__ for value in classes]}" if classes else "none of these"
     raise ValueError(
-        f"{path} must define a class AgentExecutor, one subclass of AgentInstanceBase, or a function step; it has "
-        f"{found}"
+        f"{path} must define a class AgentExecutor, one subclass of AgentInstanceBase or one class with reset and "
+        f"step, or a function step; it has {found}"
     )
 
 

@@ -6,7 +6,6 @@ import asyncio
 import inspect
 import logging
 import queue
-import sys
 import threading
 import time
 import traceback
@@ -16,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from openrlhf.rewards.numbers import Logs, read_logs, read_numbers
-from openrlhf.rewards.python_file import raised_at, run_file
+from openrlhf.rewards.python_file import is_environment, own_values, raised_at, run_file
 from openrlhf.rewards.source import RewardRequest, RewardResult
 
 logger = logging.getLogger(__name__)
@@ -60,16 +59,17 @@ class FunctionReward:
     def score(self, request: RewardRequest) -> RewardResult:
         """Call the function once with all samples; see `RewardSource.score`."""
         logged: Logs = {}
+        count = len(request)
         try:
             value = self._run(request, logged, self.time_limit_s)
         except _LateError as error:
             raise RuntimeError(
-                f"reward function {self.shown} gave no answer for {len(request)} samples within "
+                f"reward function {self.shown} gave no answer for {count} samples within "
                 f"{self.time_limit_s:g} s; make it faster, or raise its time limit (--remote_rm_timeout)"
             ) from error
         except _RaisedError as error:
             raise RuntimeError(self._explained(error.cause, request)) from error.cause
-        return _read_answer(value, len(request), f"reward function {self.shown}", logged)
+        return _read_answer(value, count, f"reward function {self.shown}", logged)
 
     def close(self) -> None:
         """Close the event loop."""
@@ -154,7 +154,7 @@ class _RaisedError(Exception):
 
 
 def load_reward_function(path: str | Path, name: str = "reward_func") -> Callable[..., Any]:
-    """The function of a Python file; the file's folder becomes importable, behind all others.
+    """The function of a Python file, which may import its neighbours; see `run_file`.
 
     Raises:
         ValueError: no such file, one that cannot be imported, or one without the function; says which it has.
@@ -162,8 +162,6 @@ def load_reward_function(path: str | Path, name: str = "reward_func") -> Callabl
     path = Path(path)
     if not path.is_file():
         raise ValueError(f"expected a Python file with {name} at {path}, found no file")
-    if str(path.resolve().parent) not in sys.path:
-        sys.path.append(str(path.resolve().parent))
     try:
         module = run_file(path)
     except (Exception, SystemExit) as error:
@@ -172,13 +170,11 @@ def load_reward_function(path: str | Path, name: str = "reward_func") -> Callabl
         raise ValueError(f"cannot load {path}, line {line}: {type(error).__name__}: {error}") from error
     function = getattr(module, name, None)
     if not callable(function):
-        own = [
-            key
-            for key, value in vars(module).items()
-            if inspect.isfunction(value) and value.__module__ == module.__name__
-        ]
+        own = own_values(module)
         agent = any(callable(getattr(module, key, None)) for key in ("AgentExecutor", "AgentInstanceBase", "step"))
-        hint = "it defines an agent: pass it as --agent_func_path" if agent else f"found the functions {own}"
+        agent = agent or any(map(is_environment, own.values()))
+        functions = [key for key, value in own.items() if inspect.isfunction(value)]
+        hint = "it defines an agent: pass it as --agent_func_path" if agent else f"found the functions {functions}"
         raise ValueError(f"{path} has no function {name}(queries, prompts, labels, **kwargs); {hint}")
     return function
 
@@ -191,21 +187,24 @@ def _caller(function: Callable[..., Any], shown: str) -> Callable[[RewardRequest
     except (TypeError, ValueError) as error:
         raise ValueError(f"reward function {shown}: its signature cannot be read; wrap it into a def") from error
     positional, trl_style = _style(parameters, shown)
-    others = set(parameters) - set(list(parameters)[: len(positional)])
+    filled = set(list(parameters)[: len(positional)])
+    others = set(parameters) - filled
+    taken = filled.union(positional)
 
     def call(request: RewardRequest, logged: Logs) -> Any:
         offered = _offered(request, logged, trl_style)
         named = {key: offered[key] for key in others if key in offered}
         if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values()):
             more = set(request.columns) | set(_EXTRAS if not trl_style else offered)
-            named |= {key: offered[key] for key in more if key in offered and key not in positional}
+            named |= {key: offered[key] for key in more if key in offered and key not in taken}
         missing = [key for key in others if _is_required(parameters[key]) and key not in named]
         if missing:
             raise _RequestError(
                 f"reward function {shown} needs {missing[0]!r}, which is no column of the data "
                 f"(columns: {sorted(request.columns)}); give it a default, or add the column"
             )
-        arguments = [offered[key] for key in positional]
+        arguments = [_copied(offered[key]) for key in positional]
+        named = {key: _copied(value) for key, value in named.items()}
         if not is_module:
             return function(*arguments, **named)
         import torch
@@ -259,6 +258,14 @@ def _offered(request: RewardRequest, logged: Logs, trl_style: bool) -> dict[str,
         "epoch": request.epoch,
     }
     return offered | ({} if request.response_ids is None else {"completion_ids": request.response_ids})
+
+
+def _copied(value: Any) -> Any:
+    """The value with lists and dicts of its own, whatever they hold: a function may change what it is given, and the
+    request goes to other sources too."""
+    if isinstance(value, list):
+        return [_copied(one) for one in value]
+    return {key: _copied(one) for key, one in value.items()} if isinstance(value, dict) else value
 
 
 def _read_answer(value: Any, count: int, what: str, logged: Logs) -> RewardResult:

@@ -181,6 +181,25 @@ OVERRIDE = (
 """
 )
 
+# A class with the two methods and no base, beside a helper class that has only one of them.
+PLAIN_CLASS = """
+class Counter:
+    def step(self): return 1
+
+class Count:
+    def __init__(self):
+        self.turns = 0
+
+    def reset(self, states):
+        self.turns = 0
+        return {"observation": states["observation"]}
+
+    def step(self, states):
+        self.turns += Counter().step()
+        done = self.turns == 3
+        return {"rewards": float(states["label"]) * done, "environment_feedback": " no", "done": done}
+"""
+
 FILES = {
     "generation 3": GENERATION_3,
     "generation 2": GENERATION_2,
@@ -188,6 +207,7 @@ FILES = {
     "generation 1": GENERATION_1,
     "function of a document": DOCUMENT_FUNCTION,
     "class of a document": DOCUMENT_CLASS,
+    "class without a base": PLAIN_CLASS,
     "executor of its own": OWN_EXECUTOR,
 }
 
@@ -274,12 +294,21 @@ def test_classes_of_a_file_can_be_pickled(tmp_path):
          r"AgentExecutor\(\) raised ValueError: expected a class with a step method"),
         (GENERATION_2.replace("super().__init__(AgentInstance", "llm_engine.start(); super().__init__(AgentInstance"),
          "AttributeError.*they are arguments of execute since OpenRLHF 0.9.1"),
+        (PLAIN_CLASS + "class Other(Count): pass", r"has the agent classes \['Count', 'Other'\]"),
         (DOCUMENT_CLASS + "class Other(AgentInstanceBase): pass", r"agent classes \['MathAgentInstance', 'Other'\]"),
     ],
 )  # fmt: skip
 def test_files_without_a_usable_agent(text, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         load_agent(write(tmp_path, text))
+
+
+def test_a_plain_class_beside_another_agent_is_not_the_agent(tmp_path):
+    """Files that ran before plain classes did run as they did."""
+    name = load_agent(write(tmp_path, PLAIN_CLASS + GENERATION_1)).agent_instance_cls.__name__
+    assert name == "StepFunction"
+    name = load_agent(write(tmp_path, PLAIN_CLASS + DOCUMENT_CLASS)).agent_instance_cls.__name__
+    assert name == "MathAgentInstance"
 
 
 def test_no_such_file(tmp_path):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import dataclasses
 import functools
+import sys
 import threading
 import time
 
@@ -11,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from openrlhf.rewards import python_file
 from openrlhf.rewards.adapting import as_reward_source
 from openrlhf.rewards.function import FunctionReward, load_reward_function
 from openrlhf.rewards.source import RewardRequest, WeightedSum
@@ -198,6 +202,55 @@ def test_trl_signature_gets_chats_as_messages():
     assert called(lambda queries, prompts, labels: ones(queries), request)["second"] == THREE.prompts
 
 
+def test_a_function_may_change_its_lists_without_harm_to_others():
+    """The rewards of the second source are those that it gives alone, and the request stays what it was."""
+
+    def changes(queries, prompts, labels, level, notes, **kwargs):
+        queries.sort()
+        labels.reverse()
+        level[0] = 99
+        notes[0]["seen"].append("x")
+        kwargs["responses"].clear()
+        prompts.clear()
+        return [1.0, 2.0, 3.0]
+
+    def rule(queries, prompts, labels, level, notes, responses):
+        texts = zip(queries, prompts, labels, responses, strict=True)
+        right = [(q == f"{p}{r}</s>") * 10 * int(label) for q, p, label, r in texts]
+        return [one + number - len(note["seen"]) for one, number, note in zip(right, level, notes, strict=True)]
+
+    note = {"seen": []}  # one for all, as the samples of a prompt share it
+    columns = {"level": [5, 6, 7], "notes": [note] * 3}
+    request = dataclasses.replace(copy.deepcopy(THREE), columns=columns)
+    result = WeightedSum([FunctionReward(changes), FunctionReward(rule)], [0, 1]).score(request)
+    assert result.rewards.tolist() == [15, 26, 37]
+    assert note == {"seen": []} and request.queries == THREE.queries and request.columns["level"] == [5, 6, 7]
+
+
+def test_a_function_of_completions_may_change_token_ids_and_messages():
+    chats = [[{"role": "user", "content": "p"}]] * 3
+    request = dataclasses.replace(copy.deepcopy(THREE), inputs=chats, response_ids=[[4], [5, 6], [7]])
+
+    def reward(prompts, completions, completion_ids):
+        assert len(prompts[0]) == 1
+        for ids, prompt in zip(completion_ids, prompts, strict=True):
+            ids.append(2)
+            prompt.append({"role": "user", "content": "more"})
+            prompt[0]["content"] = ""
+        assert [len(prompt) for prompt in prompts] == [2, 2, 2]
+        return ones(completions)
+
+    FunctionReward(reward).score(request)
+    assert request.response_ids == [[4], [5, 6], [7]] and chats == [[{"role": "user", "content": "p"}]] * 3
+
+
+def test_a_column_may_have_the_name_of_a_positional_parameter():
+    """As the label column has where the third parameter is called by it: Python refuses a value given twice."""
+    request = dataclasses.replace(THREE, columns={"gold": ["1", "2", "3"], "level": [5, 6, 7]})
+    seen = called(lambda queries, prompts, gold, **kwargs: ones(gold), request)
+    assert seen["third"] == THREE.labels and seen["level"] == [5, 6, 7] and "gold" not in seen
+
+
 def test_labels_that_are_missing_are_none():
     request = RewardRequest(THREE.queries, THREE.prompts, THREE.responses)
     assert called(lambda queries, prompts, labels: ones(queries), request)["third"] == [None, None, None]
@@ -323,6 +376,7 @@ def write(tmp_path, text):
         ("import no_such_package\n", r"line 1: ModuleNotFoundError: No module named 'no_such_package'"),
         ("import sys\nsys.exit('bye')\n", r"line 2: SystemExit: bye"),
         ("class AgentExecutor:\n    pass\n", r"it defines an agent: pass it as --agent_func_path"),
+        ("class E:\n    def reset(self, s): ...\n    def step(self, s): ...\n", r"it defines an agent"),
     ],
 )
 def test_files_that_cannot_be_used(tmp_path, text, told):
@@ -335,6 +389,53 @@ def test_a_file_may_import_its_neighbours(tmp_path):
     text = "from neighbour_of_reward import VALUE\n\ndef reward_func(queries, prompts, labels): return [VALUE] * 3\n"
     source = FunctionReward(load_reward_function(write(tmp_path, text)))
     assert source.score(THREE).rewards.tolist() == [4, 4, 4]
+
+
+@pytest.fixture
+def own_imports(monkeypatch):
+    """Paths and modules that a test's files add are taken away after it."""
+    monkeypatch.setattr(python_file, "_folders", set())
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize("first_in_front", [False, True])
+def test_each_file_gets_the_helper_of_its_own_folder(tmp_path, own_imports, caplog, first_in_front):
+    """Also where the program runs in the first folder, which then is in front of all, where a file is loaded again, and
+    for the parts of a package. What only the first folder has stays."""
+    for folder, value in (("x", 4), ("y", 5)):
+        (tmp_path / folder / "pack_of_reward").mkdir(parents=True)
+        (tmp_path / folder / "pack_of_reward" / "__init__.py").touch()
+        (tmp_path / folder / "pack_of_reward" / "part.py").write_text(f"TEN = {10 * value}\n")
+        (tmp_path / folder / "helper_of_reward.py").write_text(f"VALUE = {value}\n")
+        (tmp_path / folder / "reward_func.py").write_text(
+            "import helper_of_reward\nfrom pack_of_reward.part import TEN\n"
+            "def reward_func(queries, prompts, labels): return [helper_of_reward.VALUE + TEN] * len(queries)\n"
+        )
+    (tmp_path / "x" / "only_x_of_reward.py").touch()
+    (tmp_path / "x" / "reward_func.py").open("a").write("import only_x_of_reward\n")
+    files = [tmp_path / folder / "reward_func.py" for folder in ("x", "y", "x", "y")]
+    if first_in_front:
+        sys.path.insert(0, str(tmp_path / "x"))
+    sources = []
+    for place, file in enumerate(files):
+        sources.append(FunctionReward(load_reward_function(file)))
+        assert ("both have a module 'helper_of_reward'" in caplog.text) == (place > 0)
+    assert [source.score(THREE).rewards[0] for source in sources] == [44, 55, 44, 55]
+    assert "only_x_of_reward" in sys.modules and "only_x_of_reward" not in caplog.text
+
+
+def test_the_folder_of_a_file_stands_behind_all_others(tmp_path, own_imports):
+    before = list(sys.path)
+    for folder in ("x", "y"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "json.py").write_text("1 / 0\n")
+        (tmp_path / folder / "mine.py").write_text("import json\ndef reward_func(queries, prompts, labels): ...\n")
+        load_reward_function(tmp_path / folder / "mine.py")
+    assert sys.path == [*before, str(tmp_path / "x"), str(tmp_path / "y")]
 
 
 # ---- the API
