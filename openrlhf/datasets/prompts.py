@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from openrlhf.datasets.adapters import as_text_or_messages
@@ -35,7 +35,7 @@ class PromptData:
     ids: list[list[int]]  # N lists of at least one token
     inputs: list[Any]  # N, as the data holds them: text or messages
     labels: list[Any] | None  # N; None: the data has none
-    columns: Mapping[str, list[Any]]  # every other column, N each
+    columns: Mapping[str, list[Any]]  # every column but the prompts', N each
     counts: Mapping[str, int]  # rows read, kept and left out, by reason
     fingerprint: str  # of texts, labels, columns and tokens
 
@@ -118,6 +118,8 @@ def prepare_prompts(rows: Any, tokenizer: Any, options: PromptOptions) -> Prompt
         inputs=_at(values, present),
         max_len=options.max_len,
     )
+    if options.label_key is not None:  # behind the fingerprint, which has the labels already
+        data = replace(data, columns={**data.columns, options.label_key: data.labels})
     logger.info("prompts: %s (%s)", data.counts, {k: v for k, v in asdict(options).items() if v is not None})
     return data
 

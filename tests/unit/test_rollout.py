@@ -1,11 +1,12 @@
 """Rollouts: places of prompts, rewards and masks, and log-probabilities against a plain loop over rows."""
 
+import datasets
 import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from openrlhf.datasets.prompts import PromptData
+from openrlhf.datasets.prompts import PromptData, PromptOptions, prepare_prompts
 from openrlhf.models.generation import PolicyEngine
 from openrlhf.models.policy import Policy
 from openrlhf.rewards.adapting import as_reward_source
@@ -192,6 +193,32 @@ def test_joined_rollouts_are_the_rows_of_both(policy, prompts):
     assert torch.equal(again.input_ids, second.input_ids) and torch.equal(again.action_mask, second.action_mask)
     with pytest.raises(ValueError, match="without a token of the policy"):
         Rollout(**{**vars(first), "action_mask": torch.zeros_like(first.action_mask)})
+
+
+def test_the_label_column_comes_under_its_own_name_too(policy):
+    """As TRL's functions ask for it; the fingerprint stays that of labels and other columns."""
+    rows = [{"question": None, "answer": "x", "level": 0}]
+    rows += [{"question": text, "answer": label, "level": 1} for text, label in (("buy", "a"), ("sell", "b"))]
+    data = prepare_prompts(datasets.Dataset.from_list(rows), policy.tokenizer, PromptOptions(label_key="answer"))
+    assert data.labels == ["a", "b"] and data.columns == {"level": [1, 1], "answer": ["a", "b"]}
+    plain = PromptData.of(["buy", "sell"], policy.tokenizer, labels=["a", "b"], columns={"level": [1, 1]})
+    assert data.fingerprint == plain.fingerprint
+    seen = []
+
+    def reward(completions, answer, **kwargs):
+        seen.append(answer)
+        return [1.0] * len(completions)
+
+    def by_default(completions, answer=None):
+        return reward(completions, answer)
+
+    def openrlhf(queries, prompts, labels, **kwargs):
+        seen.append(kwargs["answer"])
+        return [float(label == answer) for label, answer in zip(labels, kwargs["answer"], strict=True)]
+
+    for function in (reward, by_default, openrlhf):
+        rollout = rollout_of(policy, data, function, indices=(1, 0))
+        assert seen[-1] == ["b", "b", "a", "a"] and rollout.reward.tolist() == [1, 1, 1, 1]
 
 
 def test_prompts_that_do_not_fit_are_counted(policy):
