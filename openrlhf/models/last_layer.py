@@ -1,8 +1,8 @@
-"""The last layer for last tokens alone: of the others it needs the keys and values.
+"""The last layer of packed rows, run for the tokens that are read: of the others it needs the keys and values.
 
-A hook before the layer runs it twice. The first time all packed tokens go as far as its attention, which ends the run with
-the keys and values (`KeysFound`); the second time the last tokens go all the way and see those keys. No code is written
-per architecture: what a layer is given by token is narrowed by its shape, and
+A hook before the layer runs it twice. The first time all packed tokens go as far as its attention, which ends the run
+with the keys and values (`KeysFound`); the second time the last tokens go all the way and see those keys. No code is
+written per architecture: what a layer is given by token is narrowed by its shape, and
 `openrlhf.models.packing_support.probe_last` says whether the result is right.
 """
 

@@ -118,8 +118,8 @@ def last_rows(packed: PackedRows, length: Tensor, *, slack: int = 0, call_keys: 
         packed: from `pack_rows`. length: (R,) int64 tokens of each sequence.
         slack, call_keys: as for `pack_rows`.
     Returns:
-        R tokens, in the order of the sequences and on the device of `packed`, each under all columns of `places`. `keys`
-        are numbers of tokens of `packed`.
+        R tokens, in the order of the sequences and on the device of `packed`, each under all columns of `places`.
+        `keys` are numbers of tokens of `packed`.
     """
     places, lengths = packed.places.cpu().numpy(), length.cpu().numpy()
     rows = np.arange(len(places))
