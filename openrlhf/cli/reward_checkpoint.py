@@ -103,8 +103,11 @@ def find_checkpoint(
     chat = apply_chat_template or (input_template is None and bool(recorded.get("apply_chat_template")))
     template = input_template or recorded.get("template") or ("{}" if chat else None)
     if template is None:
+        kinds = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("architectures") or [""]
+        doubt = f", and is no reward model but {kinds[0]}: train one with train_rm" if "CausalLM" in kinds[0] else ""
         raise ValueError(
-            f"{name} records no prompt template; pass --input_template (nemo, plain, or a text with {{question}})"
+            f"{name} records no prompt template{doubt}; for a reward model that was trained elsewhere pass "
+            "--input_template (train_ppo: --reward_template): nemo, plain, or a text with {question}"
         )
     return RewardCheckpoint(
         name=Path(os.path.abspath(name)).name if Path(name).is_dir() else name.rstrip("/").rsplit("/", 1)[-1],
