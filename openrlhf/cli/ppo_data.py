@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from openrlhf.cli.common import POCKET
-from openrlhf.cli.splits import load_splits, problem_rows, refuse_training_rows
+from openrlhf.cli.splits import POCKET_HELD_OUT, load_splits, problem_rows, refuse_training_rows
 from openrlhf.datasets.sources import load_rows
 from openrlhf.trainer.ppo_config import PPOConfig, prompt_limit
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # torch and transformers take seconds to import: flags are re
 
 logger = logging.getLogger(__name__)
 
-POCKET_PROMPTS, POCKET_HELD_OUT = 4000, 500  # problems of the embedded task, when --max_samples says nothing else
+POCKET_PROMPTS = 4000  # problems of the embedded task, when --max_samples says nothing else
 
 
 def load_prompts(config: PPOConfig, tokenizer: Any) -> tuple[PromptData, PromptData | None]:

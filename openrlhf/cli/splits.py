@@ -19,6 +19,9 @@ logger = logging.getLogger(__name__)
 EVAL_NAMES = {"validation": "validation|valid|val|dev|eval", "test": "test"}
 
 
+POCKET_HELD_OUT = 500  # problems of the embedded task that trained policies are evaluated on
+
+
 def problem_rows(split: str, count: int, seed: int) -> Any:
     """Generated problems of pocket with their solutions, as a `datasets.Dataset`; no question is in two splits."""
     from dataclasses import asdict

@@ -28,7 +28,7 @@ from openrlhf.cli.common import (
 from openrlhf.cli.model_card import policy_card
 from openrlhf.cli.parser import parse_config
 from openrlhf.cli.run_folder import check_outputs, check_room, publish_model
-from openrlhf.cli.splits import load_splits, problem_rows, refuse_training_rows
+from openrlhf.cli.splits import POCKET_HELD_OUT, load_splits, problem_rows, refuse_training_rows
 from openrlhf.trainer.config import TrainConfig, TrainSFTConfig, validate
 from openrlhf.utils.manifest import write_manifest
 from openrlhf.utils.run_log import seed_everything
@@ -40,7 +40,6 @@ if TYPE_CHECKING:  # torch and transformers take seconds to import: flags are re
 logger = logging.getLogger(__name__)
 
 POCKET_PROBLEMS = 40_000  # training problems of the embedded task when --max_samples does not say otherwise
-POCKET_HELD_OUT = 500
 
 
 def load_data(config: TrainSFTConfig, tokenizer) -> tuple[SFTData, SFTData | None]:

@@ -29,7 +29,7 @@ def only_last_tokens(network: nn.Module, packed: PackedRows, last: PackedRows) -
     Raises:
         ValueError: no list of as many layers as the configuration says is found in the network.
     """
-    tokens = packed.places.gather(1, last.position_ids.unsqueeze(1)).squeeze(1)  # positions count from 0
+    tokens = packed.tokens_at(last.position_ids)
 
     def narrow(value: Any) -> Any:
         if isinstance(value, tuple):

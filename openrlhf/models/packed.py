@@ -49,6 +49,10 @@ class PackedRows:
     keys: Tensor  # (sum of b * K,) int64, those that are seen, from the first token of each row's sequence on
     answers: Tensor  # (T,) int64, the number in `queries` of each packed token
 
+    def tokens_at(self, positions: Tensor) -> Tensor:
+        """(R,) int64, the packed token at a position of each sequence, counted from 0: (R,) int64 on any device."""
+        return self.places.gather(1, positions.to(self.places.device).unsqueeze(1)).squeeze(1)
+
     def to(self, device: torch.device | str) -> PackedRows:
         """The same on another device."""
         values = (getattr(self, name) for name in self.__dataclass_fields__)
@@ -125,7 +129,7 @@ def last_rows(packed: PackedRows, length: Tensor, *, slack: int = 0, call_keys: 
     rows = np.arange(len(places))
     attention, _, keys, answer = _attention_rows(places, lengths, lengths - 1, rows, slack, call_keys)
     answers = answer[rows, lengths - 1]  # a query a row: the queries are the rows in another order
-    tokens = packed.places.gather(1, length.to(packed.places.device).unsqueeze(1) - 1).squeeze(1)
+    tokens = packed.tokens_at(length - 1)
     last = PackedRows(
         packed.input_ids[tokens],
         packed.position_ids[tokens],

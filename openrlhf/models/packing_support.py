@@ -94,7 +94,7 @@ def probe_last(model: RewardModel) -> str | None:
         ids, mask = _random_pairs([(6, 5, 9), (0, 4, 1)], model, torch.Generator().manual_seed(0))
         packed, length = model.pack(ids, mask), mask.sum(1)
         states, _ = model.read_packed(packed)
-        tokens = packed.places.gather(1, length.to(model.device).unsqueeze(1) - 1).squeeze(1)
+        tokens = packed.tokens_at(length - 1)
         found, _ = model.read_packed(packed, model.pack_last(packed, length))
         difference = (states[tokens] - found).abs().max() / states.abs().max()
         if found.shape != states[tokens].shape or not difference <= TOLERANCE.get(states.dtype, ROUGH_TOLERANCE):

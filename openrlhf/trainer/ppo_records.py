@@ -36,6 +36,18 @@ class RunRecord:
     repetition_of: str | None = None  # runs of one such name are repetitions; None: those of equal settings are
 
     @property
+    def rollouts(self) -> int:
+        """The last rollout that was logged; 0 without any."""
+        return max(self.train, default=0)
+
+    @property
+    def seconds(self) -> float | None:
+        """From the first evaluation or rollout that was logged to the last; None without a time."""
+        lines = [*self.evaluations.values(), *self.train.values()]
+        times = [line["time"] for line in lines if "time" in line]
+        return max(times) - min(times) if times else None
+
+    @property
     def experiment(self) -> Mapping[str, Any]:
         """The settings that repetitions of the run share."""
         return {name: value for name, value in self.settings.items() if name not in _OF_ONE_RUN}

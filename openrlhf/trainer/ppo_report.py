@@ -56,7 +56,7 @@ def write_run_report(
     names = group_names(groups)
     packed = pack_runs(runs)
     facts = [f"{len(runs)} runs" if len(runs) > 1 else runs[0].status or "no manifest"]
-    facts += [f"{max((max(run.train, default=0) for run in runs), default=0):,} rollouts"]
+    facts += [f"{max((run.rollouts for run in runs), default=0):,} rollouts"]
     facts.append(date or datetime.now().strftime("%Y-%m-%d %H:%M"))
     command = runs[0].command_line if len(runs) == 1 else None
     told = f'<p class="facts">{escape(" · ".join(facts))}</p>'
@@ -149,12 +149,11 @@ def _summary(runs: Sequence[RunRecord]) -> str:
     ]  # those that a run has at all
     rows = []
     for run in runs:
-        seconds = [line["time"] for line in [*run.evaluations.values(), *run.train.values()] if "time" in line]
-        cells = [escape(run.name), f"{max(run.train, default=0):,}"]
+        cells = [escape(run.name), f"{run.rollouts:,}"]
         for _, split, metric, form in columns:
             values = _values(run, split, metric)
             cells.append(f"{values[0]:{form}} → {values[-1]:{form}}".replace("-", "−") if values else "–")
-        cells.append(f"{(max(seconds) - min(seconds)) / 60:,.1f}" if seconds else "–")
+        cells.append("–" if run.seconds is None else f"{run.seconds / 60:,.1f}")
         rows.append(cells)
     headings = ["run", "rollouts", *(heading for heading, *_ in columns), "minutes"]
     note = "First and last logged number. Minutes are between the first and the last line of the metrics."

@@ -26,7 +26,7 @@ def held_out_table(runs: Sequence[RunRecord]) -> str:
         gold, reward = (curve_of(group, Panel("eval", metric, "", "")) for metric in ("gold_reward", "reward"))
         cells = [
             name,
-            str(max(max(run.train, default=0) for run in group)),
+            str(max(run.rollouts for run in group)),
             *_cells(gold),
             *_cells(reward, best=False),
         ]
@@ -50,6 +50,5 @@ def _told(curve: Curve, place: int) -> str:
 
 
 def _seconds(group: Sequence[RunRecord]) -> str:
-    times = [[line["time"] for part in (run.train, run.evaluations) for line in part.values()] for run in group]
-    spans = [max(one) - min(one) for one in times if one]
+    spans = [run.seconds for run in group if run.seconds is not None]
     return f"{fmean(spans):.0f}" if spans else "-"
